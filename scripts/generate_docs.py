@@ -31,7 +31,7 @@ from steno_cli.terminal.connection import ClientSettings
 from steno_cli.terminal.flags import default_text, unwrap
 from steno_proxy.config import ProxySettings
 from steno_rollouts.config import RolloutSettings
-from steno_trainer.reporting.metrics import MEASURES
+from steno_trainer.reporting.metrics import FAMILIES, MEASURES
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings
 from steno_worker.metrics import WorkerMetrics
@@ -84,7 +84,9 @@ on from one another token by token, and the refusal was waited out. Not run, sin
 
 _TRAINER_INTRO = """\
 The first rank serves them where `metrics_port` is set: all gauges, of the last step. Beside them
-`steno_train_step` (of the current weights) and `steno_train_ledger_tokens` by `outcome` (`sampled`, `trained`, or why not)."""
+`steno_train_step` (of the current weights) and `steno_train_ledger_tokens` by `outcome` (`sampled`, `trained`, or why not). Those
+at the end have names of your own: what a trial's reward gave as metrics, and values of the field `report_by`; elsewhere they are
+`trial/NAME`, `reward_by/VALUE` and so on, 64 of each at most."""
 
 _PANELS_INTRO = """\
 One Grafana panel each, over all replicas, and the condition of its alert rule where there is one (on the panel's own query,
@@ -138,6 +140,7 @@ def metrics_page() -> str:
         lines.append("")
     lines += ["## steno train", "", *_TRAINER_INTRO.splitlines(), "", "| metric | how to read it |", "|---|---|"]
     lines += [f"| `{measure.prometheus}` | {_cell(measure.help)} |" for measure in MEASURES]
+    lines += [f"| `{family.prometheus}{{{family.label}}}` | {_cell(family.help)} |" for family in FAMILIES]
     lines += ["", "## What to draw, and when to look", "", *_PANELS_INTRO.splitlines(), ""]
     for row, panels in ROWS:
         lines += [f"### {row}", ""]

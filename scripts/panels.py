@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import NamedTuple
 
-from steno_trainer.reporting.metrics import MEASURES
+from steno_trainer.reporting.metrics import FAMILIES, MEASURES
 
 
 class Panel(NamedTuple):
@@ -360,7 +360,9 @@ def _trainer_panels() -> tuple[Panel, ...]:
         found.append(
             Panel(f"Training: {group}", f'{{__name__=~"{names}"}}', reading.rstrip("."), alert, promise, name=name)
         )
-    return (*_TRAINER, *found)
+    names = "|".join(family.prometheus for family in FAMILIES)
+    reading = "; ".join(f"`{family.prefix}/{family.label.upper()}`: {family.help}" for family in FAMILIES)
+    return (*_TRAINER, *found, Panel("Training: names of your own", f'{{__name__=~"{names}"}}', reading))
 
 
 ROWS = (("Proxy", PROXY_PANELS), ("Workers", WORKER_PANELS), ("Trainer", _trainer_panels()))

@@ -39,7 +39,9 @@ CLIENT_RETRIES = 8
 """Of each call to the proxy, with growing pauses: half a minute, in which a proxy that restarts is back."""
 
 
-UNCONFINED = "trials are not isolated: they can read your files, this process's environment, key files and other trials' folders"
+UNCONFINED = (
+    "trials are not isolated: they can read your files, this process's environment, key files and other trials' folders"
+)
 ADMIN_KEY = "and with them the admin key: use the run's own key instead (steno runs key RUN), and unset STENO_ADMIN_KEY"
 NO_KEYS = "the proxy has no keys: a trial can post any reward, also its own"
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.build import Prepared
 from steno_rollouts.groups import Planned
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.outcome import TrialResult
+from steno_rollouts.reporting.breakdown import bounded, label_of, metric_means
 from steno_rollouts.tasks.task import Task
 
 GREEDY = {"temperature": 0.0}
@@ -24,21 +25,29 @@ GREEDY = {"temperature": 0.0}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Rewards by task, in the tasks' order and units. unscored: trials without a reward; they are in no mean."""
+    """Rewards by task, in the tasks' order and units. unscored: trials without a reward; they are in no mean. metrics: by name,
+    means over the trials that have it. labels: by task, what its field `report_by` says."""
 
     step: int
     rewards: dict[str, list[float]]
     unscored: int
     completion_tokens: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, step: int, results: Sequence[TrialResult], tasks: Sequence[Task]) -> Evaluation:
+    def of(
+        cls, step: int, results: Sequence[TrialResult], tasks: Sequence[Task], report_by: str | None = None
+    ) -> Evaluation:
         rewards: dict[str, list[float]] = {task.task_id: [] for task in tasks}
         for result in sorted(results, key=lambda result: result.trial_id):
             if result.reward is not None:
                 rewards[result.task_id].append(result.reward)
         unscored = sum(result.reward is None for result in results)
-        return cls(step, rewards, unscored, sum(result.completion_tokens for result in results))
+        tokens = sum(result.completion_tokens for result in results)
+        found = {} if report_by is None else {task.task_id: label_of(task.fields, report_by) for task in tasks}
+        labels = {task_id: label for task_id, label in found.items() if label is not None}
+        return cls(step, rewards, unscored, tokens, metric_means(result.metrics for result in results), labels)
 
     @property
     def by_task(self) -> dict[str, float]:
@@ -68,14 +77,27 @@ class Evaluation:
             "eval/trials": float(trials),
             "eval/unscored": float(self.unscored),
             "eval/completion_tokens": float(self.completion_tokens),
+            **{f"eval/trial/{name}": value for name, value in self.metrics.items()},
+            **{f"eval/reward_by/{label}": mean for label, mean in self._by_label().items()},
         }
+
+    def _by_label(self) -> dict[str, float]:
+        """Over tasks, as `mean`."""
+        found: dict[str, list[float]] = {}
+        for task_id, mean in self.by_task.items():
+            if (label := self.labels.get(task_id)) is not None:
+                found.setdefault(label, []).append(mean)
+        return {label: math.fsum(means) / len(means) for label, means in bounded(found).items()}
 
 
 class Evaluator:
     """Rolls the same tasks out again and again."""
 
-    def __init__(self, rollouts: Rollouts, tasks: Sequence[Task], every_steps: int) -> None:
-        """Args: rollouts: with purpose `eval` and sampling of their own. Raises: ConfigError: their purpose is another."""
+    def __init__(
+        self, rollouts: Rollouts, tasks: Sequence[Task], every_steps: int, report_by: str | None = None
+    ) -> None:
+        """Args: rollouts: with purpose `eval` and sampling of their own. report_by: field of the tasks by which rewards are
+        reported as well. Raises: ConfigError: their purpose is another."""
         if every_steps < 1:
             raise ConfigError(f"every_steps: got {every_steps}, must be at least 1", field="every_steps")
         if rollouts.options.purpose != "eval":
@@ -86,6 +108,7 @@ class Evaluator:
         self._rollouts = rollouts
         self._tasks = list(tasks)
         self._every_steps = every_steps
+        self._report_by = report_by
 
     def due(self, step: int) -> bool:
         """Before the step of this number is taken. True for 0: what training starts from is the first point of its curve."""
@@ -100,7 +123,7 @@ class Evaluator:
         """
         name = f"eval-{step if version is None else version}"
         results = await self._rollouts.run(Planned(task, name) for task in self._tasks)
-        return Evaluation.of(step, results, self._tasks)
+        return Evaluation.of(step, results, self._tasks, self._report_by)
 
 
 def greedy(prepared: Prepared) -> Prepared:

@@ -123,6 +123,10 @@ class RunSettings(TrainerSettings):
     wandb_project: str | None = Field(None, description="project of Weights & Biases")
     wandb_mode: Literal["online", "offline"] = Field("online", description="offline: files for `wandb sync`")
     wandb_dir: Path = Field(Path("wandb"), description="folder of its files")
+    report_by: str | None = Field(
+        None, min_length=1,
+        description="field of the tasks (`source`, `metadata.level`) by whose values rewards are reported too: reward_by/VALUE",
+    )  # fmt: skip
     metrics_file: Path | None = Field(None, description="file that gets a JSON line per step")
 
     @property

@@ -18,7 +18,7 @@ openai.OpenAI().chat.completions.create(
 """
 REWARD = """
 def length(task, transcript):
-    return 1.0 if task["task_id"] == "kind" else 0.5
+    return {"reward": 1.0 if task["task_id"] == "kind" else 0.5, "chars": len(transcript.last_reply)}
 """
 
 
@@ -33,11 +33,14 @@ async def test_the_first_policy_and_every_second_step_are_evaluated(one: Product
     }  # fmt: skip
     (one.folder / "eval.yaml").write_text(json.dumps(rollouts))
     async with rolling(one, "task"):
-        trainer = one.train(total_steps=4, eval_every=2, eval_config=str(one.folder / "eval.yaml"))
+        trainer = one.train(total_steps=4, eval_every=2, eval_config=str(one.folder / "eval.yaml"), report_by="says")
         await thread(trainer.wait)
     found = {line["step"]: line["values"] for line in trainer.metrics if "eval/reward" in line["values"]}
     assert {step: values["eval/reward"] for step, values in found.items()} == {0: 0.75, 2: 0.75, 4: 0.75}
     assert all(values["eval/trials"] == 2 and values["eval/unscored"] == 0 for values in found.values())
+    assert all(values["eval/reward_by/Be kind."] == 1.0 for values in found.values())
+    assert all(values["eval/reward_by/Be brief."] == 0.5 and "eval/trial/chars" in values for values in found.values())
+    assert all(line["values"]["trial/rollout/wall_s"] > 0 for line in trainer.metrics if line["stepped"])
     assert not any(line["stepped"] for line in trainer.metrics if line["step"] == 0)
     view = await thread(one.balance, trainer)
     assert (view.eval_groups.running, view.eval_groups.ended) == (0, 6)

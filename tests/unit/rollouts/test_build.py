@@ -32,7 +32,10 @@ async def test_a_group_is_admitted_while_the_trainer_can_use_it_in_time(step: in
         ({"groups": RunGroups(running=2, ready=6)}, "no trainer of run r has been seen: start it: steno train --run r"),
         ({"groups": RunGroups(ready=2, used=6)}, "a trainer that does not register has taken 6 groups of run r"),
         ({"trainer": RunTrainer(name="n", epoch=1)}, "the trainer n has ended: start it: steno train --run r"),
-        ({"trainer": RunTrainer(name="n", epoch=1, heard_s=90.0)}, "the trainer n sent its last heartbeat 90 s ago: look at"),
+        (
+            {"trainer": RunTrainer(name="n", epoch=1, heard_s=90.0)},
+            "the trainer n sent its last heartbeat 90 s ago: look at",
+        ),
         ({"trainer": RunTrainer(name="n", epoch=1, heard_s=2.0)}, "the trainer n is running (last heartbeat 2 s ago)"),
         ({"groups": RunGroups(running=8)}, "(8 running, 0 ready, 0 leased)"),
     ],

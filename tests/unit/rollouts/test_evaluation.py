@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from steno_rollouts.evaluation import Evaluation
@@ -27,6 +29,17 @@ def test_each_task_weighs_alike_and_unscored_trials_are_counted_not_zero() -> No
         "eval/reward": 0.75, "eval/reward_std": found.std, "eval/trials": 4.0, "eval/unscored": 1.0,
         "eval/completion_tokens": 12.0,
     }  # fmt: skip
+
+
+def test_metrics_and_a_field_of_the_tasks_are_reported_by_name() -> None:
+    tasks = [Task("a", {"level": "easy"}), Task("b", {"level": "hard"}), Task("c", {"level": "hard"}), Task("d", {})]
+    results = [
+        replace(result(name, 0, reward), metrics={"passed": reward})
+        for name, reward in zip("abcd", (1, 0, 1, 1), strict=True)
+    ]
+    found = Evaluation.of(20, results, tasks, "level").scalars()
+    own = {name: value for name, value in found.items() if name.count("/") == 2}
+    assert own == {"eval/trial/passed": 0.75, "eval/reward_by/easy": 1.0, "eval/reward_by/hard": 0.5}
 
 
 def test_a_mean_that_there_is_not_is_left_out() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+import steno_proxy
 from steno.contracts.errors import ConfigError
 from steno_rollouts.evaluation import Evaluation
 from steno_trainer.data.ledger import Account, Ledger, Reason
@@ -49,6 +50,26 @@ def test_prometheus_serves_the_last_step_and_the_ledger() -> None:
     assert "steno_train_step 7.0" in lines
     assert 'steno_train_ledger_tokens{outcome="sampled"} 30.0' in lines
     assert 'steno_train_ledger_tokens{outcome="stale"} 10.0' in lines
+
+
+def test_prometheus_has_the_names_of_the_users_own_as_labels_of_the_last_step_alone() -> None:
+    tracker = Prometheus(0)
+    try:
+        own = {"trial/tests/passed": 3.0, "reward_by/gsm8k": 0.5, "eval/trial/lint": 1.0}
+        tracker.log(1, {**VALUES, **own}, LEDGER)
+        tracker.log(2, {**VALUES, "trial/other": 4.0}, LEDGER)
+        lines = set(httpx.get(f"http://127.0.0.1:{tracker.port}/metrics", timeout=60).text.splitlines())
+    finally:
+        tracker.close()
+    assert 'steno_train_trial{metric="other"} 4.0' in lines and "steno_train_reward_mean 0.25" in lines
+    assert 'steno_train_reward_by{value="gsm8k"} 0.5' in lines and 'steno_train_eval_trial{metric="lint"} 1.0' in lines
+    assert not any("tests/passed" in line for line in lines), "no trial of the last step has it"
+
+
+def test_what_the_page_draws_is_measured() -> None:
+    script = Path(steno_proxy.__file__).parent / "viewer" / "static" / "runs.js"
+    drawn = re.findall(r'\["([a-z0-9_]+/[a-z0-9_]+)", "', script.read_text())
+    assert len(drawn) >= 9 and set(drawn) <= BY_NAME.keys()
 
 
 def test_a_taken_port_is_a_configuration_error() -> None:

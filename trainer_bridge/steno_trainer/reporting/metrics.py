@@ -1,7 +1,7 @@
 """What a training run measures: every number's name, once, with how to read it. Trackers and docs/metrics.md are made from this.
 
 Names are those of TensorBoard and Weights & Biases (`group/name`); Prometheus has them as `steno_train_group_name`. What was not
-measured in a step is absent from its values, never 0.
+measured in a step is absent from its values, never 0. Of families (`trial/tests_passed`) the last part is the user's own word.
 """
 
 from __future__ import annotations
@@ -20,6 +20,26 @@ class Measure(NamedTuple):
     def prometheus(self) -> str:
         return "steno_train_" + self.name.replace("/", "_")
 
+
+class Family(NamedTuple):
+    """Numbers that have names of the user's own: `prefix/NAME`; in Prometheus one gauge with a label."""
+
+    prefix: str
+    label: str
+    help: str
+
+    @property
+    def prometheus(self) -> str:
+        return "steno_train_" + self.prefix.replace("/", "_")
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("trial", "metric", "Mean of a metric of the step's trials, over those that have it"),
+    Family("reward_by", "value", "Mean reward of the trials whose tasks say this in the field `report_by`"),
+    Family("zero_variance_by", "value", "Of their groups, the fraction whose rewards are all equal"),
+    Family("eval/trial", "metric", "Mean of a metric of the evaluation's trials, over those that have it"),
+    Family("eval/reward_by", "value", "Mean reward of the evaluation's tasks that say this in the field `report_by`"),
+)
 
 MEASURES: tuple[Measure, ...] = tuple(
     Measure(*row)
@@ -117,3 +137,12 @@ MEASURES: tuple[Measure, ...] = tuple(
     )
 )
 BY_NAME = {measure.name: measure for measure in MEASURES}
+
+
+def family_of(name: str) -> tuple[Family, str]:
+    """The family of a number that is no measure, and the user's word for it. Raises: KeyError: it is of none."""
+    for family in FAMILIES:
+        prefix = family.prefix + "/"
+        if name.startswith(prefix):
+            return family, name.removeprefix(prefix)
+    raise KeyError(name)

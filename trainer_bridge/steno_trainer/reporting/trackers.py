@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from steno.contracts.errors import CannotListen, ConfigError
 from steno_trainer.data.ledger import Account
-from steno_trainer.reporting.metrics import MEASURES, Values
+from steno_trainer.reporting.metrics import FAMILIES, MEASURES, Values, family_of
 from steno_trainer.run_config import RunSettings
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Prometheus:
         """Raises: CannotListen: the port is taken."""
         self.registry = registry or CollectorRegistry()
         self._gauges = {m.name: Gauge(m.prometheus, m.help, registry=self.registry) for m in MEASURES}
+        self._families = {f: Gauge(f.prometheus, f.help, [f.label], registry=self.registry) for f in FAMILIES}
         self._step = Gauge("steno_train_step", "Step of the current weights", registry=self.registry)
         self._tokens = Gauge(
             "steno_train_ledger_tokens", "Tokens by what became of them: `sampled`, `trained`, or a reason of the ledger",
@@ -55,8 +56,13 @@ class Prometheus:
 
     def log(self, step: int, values: Values, ledger: Account, *, stepped: bool = True) -> None:
         self._step.set(step)
-        for name, value in values.items():
-            self._gauges[name].set(value)
+        own = [(*family_of(name), value) for name, value in values.items() if name not in self._gauges]
+        for family in {family for family, _, _ in own}:
+            self._families[family].clear()  # names come and go with the trials
+        for family, word, value in own:
+            self._families[family].labels(word).set(value)
+        for name in values.keys() & self._gauges.keys():
+            self._gauges[name].set(values[name])
         for outcome, tokens in outcomes(ledger).items():
             self._tokens.labels(outcome).set(tokens)
 

@@ -196,6 +196,7 @@ class Loop:
             None if terms.imitates else settings.estimator,
             settings.overlong,
             count_silent=count_silent,
+            report_by=settings.report_by,
         )
         report: StepReport | None = None
         if ready.batch.rows:

@@ -324,7 +324,7 @@ async def _evaluator(settings: RunSettings, stack: contextlib.AsyncExitStack) ->
     for warning in prepared.warnings:
         logger.warning("evaluation: %s", warning)
     client = await stack.enter_async_context(prepared.client())
-    return Evaluator(prepared.rollouts(client), prepared.tasks, settings.eval_every)
+    return Evaluator(prepared.rollouts(client), prepared.tasks, settings.eval_every, settings.report_by)
 
 
 def _trackers(settings: RunSettings) -> list[Tracker]:

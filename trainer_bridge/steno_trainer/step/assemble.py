@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from steno.contracts.leases import Lease
 from steno.contracts.records import MAX_REWARD
+from steno_rollouts.reporting.breakdown import bounded, label_of, metric_means
 from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages, unusable
 from steno_trainer.data.lease_feed import LeasedGroup
 from steno_trainer.data.ledger import Ledger, Reason
@@ -52,9 +53,10 @@ def assemble(
     overlong: Overlong,
     *,
     count_silent: bool = True,
+    report_by: str | None = None,
 ) -> AssembledStep:
     """Everything that these groups bring to a step by weights that `terms.history` ends in. estimator and count_silent: as in
-    `make_batch`."""
+    `make_batch`. report_by: field of the tasks by which rewards are reported as well."""
     books = Ledger()
     for leased in groups:
         books.add(leased.books)
@@ -84,6 +86,9 @@ def assemble(
         values = {name: value for name, value in values.items() if name not in _OF_ADVANTAGES}
     if completions:
         values["length/truncated_fraction"] = _mean([was_cut(part) for _, part in completions])
+    values |= {f"trial/{name}": value for name, value in metric_means(trial.metrics for trial in trials).items()}
+    if report_by is not None:
+        values |= _by_value(groups, scored, report_by)
     return AssembledStep(batch, books, values | _overlong(overlong, scored, books), malformed)
 
 
@@ -120,6 +125,23 @@ def _values(
         }
         values |= _staleness(rows)
     return values
+
+
+def _by_value(groups: Sequence[LeasedGroup], scored: Sequence[ScoredTrial], field: str) -> dict[str, float]:
+    """Rewards by what the field of the groups' tasks says, and the fraction of these groups whose rewards are all equal."""
+    by_group: dict[str, list[float]] = {}
+    for trial in scored:
+        by_group.setdefault(trial.group_id, []).append(trial.reward)
+    rewards: dict[str, list[float]] = {}
+    equal: dict[str, list[float]] = {}
+    for leased in groups:
+        label, found = label_of(leased.lease.group.task, field), by_group.get(leased.group_id)
+        if label is not None and found:
+            rewards.setdefault(label, []).extend(found)
+            equal.setdefault(label, []).append(len(set(found)) == 1)
+    return {f"reward_by/{label}": _mean(values) for label, values in bounded(rewards).items()} | {
+        f"zero_variance_by/{label}": _mean(values) for label, values in bounded(equal).items()
+    }
 
 
 def _overlong(overlong: Overlong, scored: Sequence[ScoredTrial], books: Ledger) -> dict[str, float]:
