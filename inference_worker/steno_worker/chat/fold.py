@@ -7,15 +7,18 @@
     two user messages in a row                    one user message, texts joined
     a user message right after a tool result      its text at the end of that tool result
     tool-call ids of another length               nine characters derived from the id (Mistral's manner)
+    half a surrogate pair in a call's arguments   U+FFFD: it can be sampled as an escape, and no tokenizer takes it
 
 Texts are joined by an empty line. Which rows hold is found out at load, by rendering small conversations (`probe`), so that a new
-family needs no entry. Assistant messages are never joined or moved: a recorded one stands between what was and what is new, so
-folding the new part alone gives the same messages as folding the whole (I2).
+family needs no entry; the last one always holds. Assistant messages are never joined or moved: a recorded one stands between
+what was and what is new, so folding the new part alone gives the same messages as folding the whole (I2).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ from steno.contracts.errors import BadRequest
 from steno_worker.chat.interfaces import Renderer
 
 _JOIN = "\n\n"
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class MessageFolding:
             if joins:
                 folded[-1] = {**folded[-1], "content": _joined(folded[-1]["content"], message["content"])}
             else:
-                folded.append(self._with_short_ids(message) if self.short_call_ids else message)
+                folded.append(_with_whole_pairs(self._with_short_ids(message) if self.short_call_ids else message))
         return _systems_into_user(folded) if self.no_system else folded
 
     def _with_short_ids(self, message: Message) -> Message:
@@ -67,6 +71,25 @@ class MessageFolding:
         if message.get("tool_call_id"):
             return {**message, "tool_call_id": short_call_id(message["tool_call_id"])}
         return message
+
+
+def _with_whole_pairs(message: Message) -> Message:
+    calls = message.get("tool_calls") or ()
+    if not any("\\ud" in call["function"]["arguments"].lower() for call in calls):
+        return message
+    whole = [
+        {**call, "function": {**call["function"], "arguments": _whole(call["function"]["arguments"])}} for call in calls
+    ]
+    return {**message, "tool_calls": whole}
+
+
+def _whole(arguments: str) -> str:
+    """Other JSON of the same meaning, where it has half a pair; what is no JSON is text to every template."""
+    try:
+        text = json.dumps(json.loads(arguments), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return arguments
+    return _HALF.sub("\ufffd", text) if _HALF.search(text) else arguments
 
 
 def short_call_id(call_id: str) -> str:

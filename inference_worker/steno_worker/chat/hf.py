@@ -23,8 +23,6 @@ from steno_worker.chat.fewest import FewestTokens
 from steno_worker.chat.hermes import THINK, THINK_END, HermesParser
 from steno_worker.chat.interfaces import Decoder, Parser, check_template_options
 
-"""Words that mean something to the renderer itself: an agent's template options may not set them (`chat_template`, say: I8)."""
-
 _TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """What a template raises on messages that it was not written for."""
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from steno.contracts.chat import Job, Message
 from steno.contracts.errors import BadRequest, ConfigError
+from steno_worker.chat.fold import MessageFolding
 from steno_worker.chat.hf import HfChatFormat
 from tests.unit.chat.families import (
     FAMILIES,
@@ -74,6 +75,22 @@ def test_parts_are_lines_and_arguments_what_the_template_takes() -> None:
         format = chat_format(family)
         text = format.decoder().feed(format.render([{"role": "user", "content": parts}, call], [], {}), final=True)
         assert "one\ntwo" in text and written in text
+
+
+@pytest.mark.parametrize("family", ["chatml", "deepseek"])
+def test_half_a_surrogate_pair_in_arguments_is_rendered_as_a_replacement_character(family: str) -> None:
+    """A model can sample it as an escape: no tokenizer takes it as a character."""
+    format = chat_format(family)
+
+    def rendered(arguments: str) -> str:
+        function = {"name": "f", "arguments": arguments}
+        call: Message = {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefghi", "function": function}]}
+        ids = format.render(MessageFolding().apply([*HELLO, call]), [], {})
+        return format.decoder().feed(ids, final=True)
+
+    assert "echo \ufffd x" in rendered('{"a": "echo \\ud99c x"}') and "\ufffd" in rendered('{"\\udc00": [1]}')
+    assert "\ufffd" not in rendered('{"a": "\\ud83d\\ude80"}'), "a whole pair is a character"
+    assert "\\ud99c {" in rendered("\\ud99c {"), "what is no JSON is text"
 
 
 def test_token_text_and_encode() -> None:
