@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from steno_proxy.sessions.messages.echoes import EchoedAs, echo_of, named_turn
@@ -46,6 +48,44 @@ def test_the_same_ids_in_the_same_order_are_the_reply(said):
 )
 def test_other_text_other_ids_other_places_or_emptied_arguments_are_not(said):
     assert echo_of(said, REPLY, TURN, partial=False) is None
+
+
+SAMPLED = '{"input": "ls\\n", "workdir": "/a"}'
+OTHER = '{"patch": "ls"}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (SAMPLED, {"input": "ls\n"}),
+        (SAMPLED, {"input": SAMPLED}),
+        (OTHER, {"input": OTHER}),
+        ('{"input": ["ls"]}', {"input": '{"input": ["ls"]}'}),
+    ],
+)
+def test_what_the_client_of_a_free_text_tool_was_given_of_a_call_is_that_call(arguments, said):
+    reply = assistant("Both.", (ONE, "exec", arguments), (TWO, "exec", '{"input": "pwd"}'))
+    echo = assistant("Both.", (ONE, "exec", json.dumps(said)), (TWO, "exec", '{"input":"pwd"}'))
+    assert echo_of(echo, reply, TURN, partial=False) == (message_digest(reply), reply, EchoedAs.CALL_IDS)
+    foreign = assistant("Both.", ("x", "exec", json.dumps(said)), ("y", "exec", '{"input":"pwd"}'))
+    assert echo_of(foreign, reply, TURN, partial=False) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (SAMPLED, {"input": "ls"}),
+        (SAMPLED, {"input": ""}),
+        (SAMPLED, {}),
+        (SAMPLED, {"input": "ls\n", "more": 1}),
+        (OTHER, {"input": "ls"}),
+        (OTHER, {"input": None}),
+        (OTHER, {"patch": OTHER}),
+    ],
+)
+def test_other_text_of_a_free_text_tool_is_another_call(arguments, said):
+    reply = assistant("Both.", (ONE, "exec", arguments))
+    assert echo_of(assistant("Both.", (ONE, "exec", json.dumps(said))), reply, TURN, partial=False) is None
 
 
 def test_its_calls_without_the_text_beside_them_are_the_reply():

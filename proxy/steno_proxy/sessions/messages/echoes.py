@@ -4,8 +4,9 @@
     SPACE       a reply but for white space around its text, which clients take off (Hermes) or put on (Inspect AI)
     CALL_IDS    a client's own writing of a whole reply: the text is the same but for space around it, there are as many calls,
                 and each has the id that this very reply's call was given (`call_ids.py`). A call may differ if it was given
-                another name (OpenCode makes a call that it can't run one of its tool `invalid`), or if the recorded
-                arguments are no JSON object, which clients can't hold and so repair, wrap or empty.
+                another name (OpenCode makes a call that it can't run one of its tool `invalid`), if the recorded
+                arguments are no JSON object, which clients can't hold and so repair, wrap or empty, or if it is all that the
+                client of a tool of free text was given of them.
     CALLS       the calls of a reply, as they are and under their ids, without the text that stood beside them (CrewAI)
     SPLIT       a reply in several neighbours that say it together, where neighbours are messages of their own (`reading.py`). Any
                 of the others may come in this way, too
@@ -44,6 +45,8 @@ class EchoedAs(StrEnum):
 
 _SPACE = re.compile(r"\s*")
 _TAG = re.compile(r"\s*<([\w-]+)>")
+_FREE_TEXT = "input"
+"""The argument of a tool of free text (Responses' custom tools), whose client is given nothing else of a call."""
 
 
 class Echo(NamedTuple):
@@ -142,13 +145,23 @@ def _has_its_ids(calls: Sequence[dict[str, Any]], turn_id: str) -> bool:
 
 
 def _may_stand_for(call: dict[str, Any], sampled: dict[str, Any]) -> bool:
-    if call["function"]["name"] != sampled["function"]["name"] or not _is_object(sampled["function"]["arguments"]):
+    given = _object(sampled["function"]["arguments"])
+    if call["function"]["name"] != sampled["function"]["name"] or given is None:
         return True
-    return same_calls([call], [sampled])
+    return same_calls([call], [sampled]) or _is_its_text(call, given, sampled["function"]["arguments"])
 
 
-def _is_object(arguments: Any) -> bool:
+def _is_its_text(call: dict[str, Any], given: dict[str, Any], arguments: str) -> bool:
+    """Whether a call is what the client of a tool of free text was given: the sampled arguments' `input`, or all of them."""
+    said = _object(call["function"]["arguments"]) or {}
+    text = said.get(_FREE_TEXT)
+    return len(said) == 1 and isinstance(text, str) and text in (given.get(_FREE_TEXT), arguments)
+
+
+def _object(arguments: Any) -> dict[str, Any] | None:
+    """Arguments that are a JSON object; None: they are none."""
     try:
-        return isinstance(msgspec.json.decode(arguments), dict)
+        found = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
-        return False
+        return None
+    return found if isinstance(found, dict) else None
