@@ -59,7 +59,12 @@ _BY_TESTS = "run by the tests, version {}"
 _BY_HAND = "run by hand on {}, version {}"
 
 
+_CLAUDE_LEAST_CONTEXT = 64_000
+"""Claude Code keeps 33,000 tokens of a context free and begins with some 20,000: told of less, it would compact all the time."""
+
+
 def _claude_code(target: AgentTarget) -> AgentSetup:
+    context = target.context_tokens or 0
     roles = ("MODEL", "SMALL_FAST_MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL")
     return AgentSetup(
         {
@@ -69,9 +74,11 @@ def _claude_code(target: AgentTarget) -> AgentSetup:
             "CLAUDE_CODE_SUBAGENT_MODEL": target.model,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
+            "ENABLE_TOOL_SEARCH": "false",
             "IS_SANDBOX": "1",
+            **({"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)} if context >= _CLAUDE_LEAST_CONTEXT else {}),
         },
-        'claude -p "$TASK" --dangerously-skip-permissions --output-format json',
+        'claude -p "$TASK" --disallowedTools WebSearch --dangerously-skip-permissions --output-format json',
     )
 
 
@@ -117,7 +124,7 @@ def _opencode(target: AgentTarget) -> AgentSetup:
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
         },
-        f'opencode run -m {quote("steno/" + target.model)} --format json "$TASK" </dev/null',
+        f'opencode run -m {quote("steno/" + target.model)} --title steno --format json "$TASK" </dev/null',
         instead={"opencode.json": json.dumps(config, indent=2) + "\n"},
     )
 
@@ -238,7 +245,11 @@ AGENTS: dict[str, Agent] = {
         "npm install -g @anthropic-ai/claude-code",
         _BY_TESTS.format("2.1.328"),
         _claude_code,
-        "It appends `/v1/messages` itself. `IS_SANDBOX` lets it skip permissions as root.",
+        "It appends `/v1/messages` itself. `IS_SANDBOX` lets it skip permissions as root. With `ENABLE_TOOL_SEARCH=false` each "
+        "request has all of its tools; without, it looks for some as it goes, and whenever it has found one the prompt begins "
+        "with other tools: a root. WebSearch is Anthropic's own, so it is left out. Where a model is served, or "
+        "`--context-tokens` given, with 64,000 tokens or more, `CLAUDE_CODE_MAX_CONTEXT_TOKENS` is set as well: without, it "
+        "takes a million for granted, and compacts when it is told that a prompt is too long.",
     ),
     "codex": Agent(
         "Codex",
@@ -255,7 +266,8 @@ AGENTS: dict[str, Agent] = {
         _BY_TESTS.format("1.18.33"),
         _opencode,
         "The configuration in a variable, or the same as a file. `@ai-sdk/openai-compatible` comes inside its binary. "
-        "Where a model is served, or `--context-tokens` given, its `limit` is set as well: without, it never compacts.",
+        "Where a model is served, or `--context-tokens` given, its `limit` is set as well: without, it never compacts. Without "
+        "`--title` it asks the model for one, which is a conversation of its own.",
     ),
     "mini-swe-agent": Agent(
         "mini-swe-agent", "OpenAI chat", "pip install mini-swe-agent mcp", _BY_TESTS.format("2.4.6"), _mini_swe_agent

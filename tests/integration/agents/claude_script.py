@@ -44,6 +44,8 @@ def steps(task: str) -> list[list[tuple[str, dict[str, Any]]]]:
     ]
     if "DELEGATE" in task:
         found.insert(5, [explorer(1), explorer(2)])
+    if "SEARCH" in task:
+        found.insert(3, [("ToolSearch", {"query": "select:NotebookEdit", "max_results": 5})])
     return found
 
 

@@ -51,16 +51,22 @@ def pointed(stack: Stack, trial_id: str, task: str) -> tuple[str, dict[str, str]
     return setup.command, {"PATH": f"{npm_programs()}:{os.environ['PATH']}", "TASK": task, **setup.variables}
 
 
-def run_claude(stack: Stack, trial_id: str, task: str, folder: Path, *, goes_on: bool = False) -> dict[str, Any]:
-    """What it says at its end. Its work is in `folder/work`. goes_on: with what it did there before."""
+def run_claude(
+    stack: Stack, trial_id: str, task: str, folder: Path, *, goes_on: bool = False, **more: str
+) -> dict[str, Any]:
+    """What it says at its end. Its work is in `folder/work`. goes_on: with what it did there before. more: variables."""
     work, home = places(folder, goes_on=goes_on)
     command, variables = pointed(stack, trial_id, task)
-    done = run(command + " --continue" * goes_on, work, home, variables)
+    done = run(command + " --continue" * goes_on, work, home, variables | more)
     assert done.returncode == 0, output(done, stack)
     said: dict[str, Any] = json.loads(done.stdout)
     assert not said["is_error"] and (goes_on or said["result"] == "All done."), said
     assert is_fixed(work)
     return said
+
+
+def tools_of(turn: dict[str, Any]) -> set[str]:
+    return {tool["function"]["name"] for tool in turn["tools"]}
 
 
 def test_a_task_of_a_dozen_turns_is_one_straight_branch(stack: Stack, tmp_path: Path) -> None:
@@ -76,6 +82,22 @@ def test_a_task_of_a_dozen_turns_is_one_straight_branch(stack: Stack, tmp_path: 
     called = [[call["function"]["name"] for call in turn["reply"].get("tool_calls", [])] for turn in main[:-1]]
     assert called == [[name for name, _ in step] for step in steps("")]
     assert all(turn["reply"]["reasoning_content"] == f"Thinking about step {i}." for i, turn in enumerate(main[:-1]))
+    offered = tools_of(main[0])
+    assert {"Bash", "WebFetch", "NotebookEdit"} <= offered, "all of its tools, from the start"
+    assert offered.isdisjoint({"ToolSearch", "DeferredToolPlaceholder", "WebSearch"})
+    check_continuous(turns, "messages")
+
+
+def test_a_tool_that_it_looks_for_is_offered_from_then_on(stack: Stack, tmp_path: Path) -> None:
+    """As it does it by itself, not pointed as `steno env` says: what it finds is a root, since tools are told of first."""
+    task = "SEARCH for a tool, then fix the bug in src/calc.py"
+    run_claude(stack, "claude-search", task, tmp_path, ENABLE_TOOL_SEARCH="true")
+    turns = stack.turns("claude-search")
+    assert [turn["fork_reason"] for turn in turns] == [None] * 4 + ["tools_changed"] + [None] * 8
+    assert turns[4]["messages"][-1]["content"] == "Tools that can be called now: NotebookEdit"
+    before, after = tools_of(turns[3]), tools_of(turns[4])
+    assert "ToolSearch" in before and "DeferredToolPlaceholder" not in before | after
+    assert after - before == {"NotebookEdit"}
     check_continuous(turns, "messages")
 
 

@@ -16,6 +16,7 @@ from steno.contracts.errors import ConfigError
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import shell, urls
 from steno_cli.main import app
+from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
 
 runner = CliRunner()
 URL = "https://proxy.example:8443/rl"
@@ -88,6 +89,29 @@ def test_opencode_is_told_the_context_where_it_is_known() -> None:
     words = ["env", "opencode", "t.1", "--agent-key", "k", "--proxy", URL, "--context-tokens", "9000", "--json"]
     found = json.loads(runner.invoke(app, words).stdout)
     assert '"context": 9000' in found["variables"]["OPENCODE_CONFIG_CONTENT"]
+
+
+def test_claude_code_is_told_the_context_where_it_is_known_and_leaves_room() -> None:
+    """Without it, it takes a million for granted. It keeps 33,000 tokens free: told of less, it would compact all the time."""
+    name, claude = "CLAUDE_CODE_MAX_CONTEXT_TOKENS", AGENTS["claude-code"]
+    assert claude.setup(replace(ODD, context_tokens=131_072)).variables[name] == "131072"
+    assert claude.setup(replace(ODD, context_tokens=64_000)).variables[name] == "64000"
+    assert name not in claude.setup(replace(ODD, context_tokens=32_768)).variables
+    assert name not in claude.setup(ODD).variables
+
+
+def test_claude_code_has_all_its_tools_in_each_request_and_none_that_only_its_provider_runs() -> None:
+    setup = AGENTS["claude-code"].setup(ODD)
+    assert setup.variables["ENABLE_TOOL_SEARCH"] == "false"
+    assert " --disallowedTools WebSearch --" in setup.command, "what follows must not be taken for one more tool"
+    harbor = POINTINGS["claude-code"].agent(Addresses(ODD.urls, ODD.key), "m")["env"]
+    shared = setup.variables.keys() & harbor.keys()
+    assert {key: harbor[key] for key in shared} == {key: setup.variables[key] for key in shared}
+    assert harbor.keys() == shared, "Harbor names the model itself"
+
+
+def test_opencode_asks_for_no_title() -> None:
+    assert " --title steno " in AGENTS["opencode"].setup(ODD).command
 
 
 def test_json_says_the_same_as_the_shell_lines() -> None:
