@@ -21,6 +21,13 @@ from steno_proxy.dialects import bounds
 
 T = TypeVar("T")
 _INDEX = re.compile(r"\[(\d+)\]")
+_FLOAT = re.compile(r"Expected `int\b.*`, got `float`")
+MOST_SURROGATES = 100_000
+"""So many escapes of surrogates are looked at, a run of pairs being one: they take 30 ms. With more a half is refused."""
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_SURROGATES = re.compile(rb"(?<!\\)((?:\\\\)*+)(?:((?:%b%b)++)|%b|%b)" % (_HIGH, _LOW, _HIGH, _LOW))
+"""1: escaped backslashes, since one that is escaped itself begins no escape. 2: whole pairs; else it is a half."""
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(slots=True)
@@ -175,20 +182,49 @@ class Dialect(Protocol):
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Bytes of JSON -> the dialect's typed body. Fields it does not declare are ignored, null counts as absent.
+    """Bytes of JSON -> the dialect's typed body. Fields it does not declare are ignored, null counts as absent. Half of a
+    surrogate pair is read as U+FFFD, and 4096.0 as an integer.
 
     Raises:
         BadRequest: not JSON, nested beyond reason, or a field of the wrong type (named by its dotted path).
     """
     try:
         try:
-            return decoder.decode(body)
+            return _read(decoder, body)
         except msgspec.ValidationError as error:
-            raise _refusal(str(error), body) from None
+            raise _refusal(str(error), whole_pairs(body)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
+
+
+def _read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Nobody looks for what is mended unless a body was refused; each is then one pass over it."""
+    for mend in (whole_pairs, bounds.whole_numbers):
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            if _FLOAT.match(str(error)) is None:
+                raise
+        except msgspec.DecodeError:
+            if mend is bounds.whole_numbers:
+                raise
+        body = mend(body)
+    return decoder.decode(body)
+
+
+def whole_pairs(body: bytes) -> bytes:
+    """JSON text with U+FFFD for each escape that is half of a surrogate pair. It gets no longer.
+
+    Agents cut texts inside of an emoji, models sample such escapes, and clients send either again with each request.
+    """
+    return _SURROGATES.sub(lambda found: found[0] if found[2] else found[1] + rb"\ufffd", body, MOST_SURROGATES)
+
+
+def whole_text(text: str) -> str:
+    """The same for a text that has been read from JSON."""
+    return _HALF.sub("\ufffd", text)
 
 
 def _refusal(said: str, body: bytes) -> BadRequest:

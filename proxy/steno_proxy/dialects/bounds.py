@@ -1,6 +1,6 @@
 """The bounds of the numbers in requests: msgspec checks them while it reads a body, and writes them into `/openapi.json`.
 
-What is refused names the field, the value seen and the value allowed.
+What is refused names the field, the value seen and the value allowed. An integer may be written as 4096.0.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ThinkingBudget = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
 """-1: as much as the model likes."""
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 
+_NUMBERS = re.compile(rb"\s*(?:\[\s*)?-?[0-9]")
 _OUTSIDE = re.compile(r"Expected `(?:int|float)` (>=|>|<=) (\S+)")
 _WORDS = {">=": "at least", ">": "above", "<=": "at most"}
 _HOLDS = {">=": operator.ge, ">": operator.gt, "<=": operator.le}
@@ -83,6 +84,27 @@ def outside(message: str, where: str, body: bytes) -> BadRequest | None:
         if isinstance(value, (int, float)) and not holds(value, limit):
             return _refusal(name if key is None else f"{name}.{key[:40]}", value, found)
     return None  # a field that stands twice in the body: the other one was refused
+
+
+def whole_numbers(body: bytes) -> bytes:
+    """A JSON object whose fields that are numbers, or lists of them, have 4096 for 4096.0.
+
+    Raises: msgspec.DecodeError, RecursionError: it is no JSON object.
+    """
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode({name: _whole(value) for name, value in fields.items()})
+
+
+def _whole(value: msgspec.Raw) -> Any:
+    if not _NUMBERS.match(value):
+        return value
+    given = msgspec.json.decode(value)
+    return [integral(one) for one in given] if isinstance(given, list) else integral(given)
+
+
+def integral(value: Any) -> Any:
+    """The integer that a float is; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
 def _refusal(path: str, value: float, found: re.Match[str]) -> BadRequest:

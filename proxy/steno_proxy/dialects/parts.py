@@ -23,6 +23,7 @@ MAX_STRINGS = 40_000
 """Parts that are no objects, which count as such (`nodes.py`)."""
 _DATA = re.compile(r"data:(image/[a-z0-9][a-z0-9.+-]{0,60});base64,", re.IGNORECASE)
 _ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 _DETAILS = ("auto", "low", "high", "original")
 
 Part = dict[str, Any]
@@ -118,6 +119,20 @@ def content_of(parts: list[Part]) -> str | list[Part]:
 def says_nothing(parts: list[Part]) -> bool:
     """Whether there is no image and no text that is not empty."""
     return not any(part["type"] != "text" or part["text"] for part in parts)
+
+
+def thought_of(path: str, part: Any) -> str | None:
+    """The reasoning in a part of an assistant's message: `reasoning_text`, `thinking` as Mistral and Anthropic write it. None: a
+    part of another type. Raises: BadRequest naming the field."""
+    if not isinstance(part, dict) or part.get("type") not in _THOUGHTS:
+        return None
+    key = "thinking" if "thinking" in part else "text"
+    given = part.get(key)
+    if isinstance(given, list):
+        given = "".join(one["text"] for one in given if isinstance(one, dict) and isinstance(one.get("text"), str))
+    if not isinstance(given, str | None):
+        raise must_be("a string or a list of text parts", f"{path}.{key}", given)
+    return given or ""
 
 
 def texts_of(message: Message) -> str:

@@ -16,6 +16,12 @@ def must_be(allowed: str, path: str, value: Any) -> BadRequest:
     return BadRequest(f"{path}: got {shown(value)}, must be {allowed}", field=path)
 
 
+def nobody_runs(path: str, value: Any) -> BadRequest:
+    """The error for a request whose tools are all left out: asked for what only they can find out, a model makes it up."""
+    told = "the provider runs it, nobody here can, and the request has no other tool"
+    return BadRequest(f"{path}: got {shown(value)}: {told}", field=path)
+
+
 def shown(value: Any) -> str:
     """A value of JSON in a few words: numbers and short texts as they are, of objects and lists only what they are."""
     if value is None:

@@ -352,6 +352,6 @@ def left_out() -> float:
 async def test_what_is_left_out_is_counted(proxy: Proxy) -> None:
     before = left_out()
     parts = [{"text": "hi"}, {"executableCode": {"language": "PYTHON", "code": "1"}}]
-    body = {"contents": [{"parts": parts}], "tools": [{"googleSearch": {}}]}
+    body = {"contents": [{"parts": parts}], "tools": [{"googleSearch": {}}, {"functionDeclarations": [{"name": "f"}]}]}
     assert (await proxy.http.post("/t/v1beta/models/m:generateContent", json=body)).status_code == 200
     assert left_out() - before == 2

@@ -314,6 +314,15 @@ def _documents(size: int) -> Json:
     return {"max_tokens": 9, "messages": [{"role": "user", "content": inner}]}
 
 
+def _changed(size: int, each: int, tool: Callable[[int], Json]) -> Json:
+    """Deferred tools, and a system message that adds and removes tools."""
+    tools = _each(size // 3, 60, lambda i: {"name": f"t{i}", "input_schema": {}, "defer_loading": True})
+    blocks = _each(size // 3, each, lambda i: {"type": "tool_addition", "tool": tool(i)})
+    gone = _each(size // 3, 90, lambda i: {"type": "tool_removal", "tool": {"type": "tool_reference", "name": f"t{i}"}})
+    note = {"role": "system", "content": [*blocks, *gone]}
+    return {"max_tokens": 9, "tools": tools, "messages": [{"role": "user", "content": "a"}, note]}
+
+
 _FUNCTION = {"type": "function"}
 OWN: dict[str, dict[str, Callable[[int], Json]]] = {
     "chat": {
@@ -330,6 +339,10 @@ OWN: dict[str, dict[str, Callable[[int], Json]]] = {
                 "type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "a"}]}})}],
         },
         "documents in documents": _documents,
+        "tools that messages define": lambda size: _changed(size, 140, lambda i: {
+            "type": "tool_definition", "definition": {"name": f"t{i}", "input_schema": {}}}),
+        "tools that messages add and remove": lambda size: _changed(size, 90, lambda i: {
+            "type": "tool_reference", "name": f"t{i}"}),
         "unknown blocks": lambda size: {"max_tokens": 9, "messages": [{"role": "user", "content": [*_dropped(size), "a"]}]},
         "system in the middle": lambda size: {
             "max_tokens": 9,

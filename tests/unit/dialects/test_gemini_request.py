@@ -134,6 +134,19 @@ def test_parts_and_tools_of_unknown_types_are_left_out_and_named() -> None:
     assert sorted(request.dropped) == ["brand_new", "code_execution", "executableCode", "googleSearch"]
 
 
+def test_a_request_whose_tools_all_are_googles_is_refused() -> None:
+    """Gemini CLI's web search asks in a request of its own: the answer, made up, would be told as what was found."""
+    for mode in ("AUTO", "ANY"):
+        with pytest.raises(BadRequest) as caught:
+            parse(tools=[{"googleSearch": {}}], toolConfig={"functionCallingConfig": {"mode": mode}})
+        assert caught.value.field == "tools.0"
+        assert caught.value.message == (
+            "tools.0: got 'googleSearch': the provider runs it, nobody here can, and the request has no other tool"
+        )
+    asked = {"contents": [user({"text": "hi"})], "tools": [{"googleSearch": {}}]}
+    assert GeminiCount().parse_count(json.dumps(asked).encode()).tools == []
+
+
 # -- tools and config
 
 

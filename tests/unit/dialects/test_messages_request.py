@@ -116,7 +116,7 @@ def test_blocks_and_tools_of_unknown_types_are_dropped_and_named() -> None:
         tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}],
         unknown={"field": 1},
     )
-    assert asked.dropped == ["container_upload", "server_tool_use", "web_search_20250305"]
+    assert asked.dropped == ["web_search_20250305", "container_upload", "server_tool_use"]
     assert [message["content"] for message in asked.job.messages] == ["a", "", "hi"]
     assert [tool["function"]["name"] for tool in asked.job.tools] == ["f"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from steno.contracts.chat import RECORDED, ResponseFormat
 from steno.contracts.errors import BadRequest, NotFound, NoWorker
-from steno_proxy.dialects.responses.dialect import ResponsesDialect, turn_of_response
+from steno_proxy.dialects.responses.dialect import ResponsesCount, ResponsesDialect, turn_of_response
 from steno_proxy.dialects.responses.items import seal
 from steno_proxy.dialects.responses.output import ResponsesRequest
 from steno_proxy.sessions.messages.normalise import message_digest
@@ -126,6 +126,45 @@ def test_unknown_items_and_tools_are_left_out_and_named() -> None:
     assert request.job.messages == [USER]
     assert [tool["function"]["name"] for tool in request.job.tools] == ["f"]
     assert request.dropped == ["web_search", "tool_search", "web_search_call"]
+
+
+@pytest.mark.parametrize(("tools", "field"), [
+    ([{"type": "web_search"}], "tools.0.type"),
+    ([{"type": "namespace", "name": "n", "tools": [{"type": "file_search"}]}], "tools.0.tools.0.type"),
+])  # fmt: skip
+def test_a_request_whose_tools_all_are_left_out_is_refused(tools: list[Any], field: str) -> None:
+    """The model would make up what was found."""
+    for choice in (None, "auto", "required"):
+        error = refused([USER], tools=tools, tool_choice=choice)
+        assert error.field == field and "the provider runs it, nobody here can" in error.message
+    late = {"type": "additional_tools", "tools": [F]}
+    assert [tool["function"]["name"] for tool in parse([late, USER], tools=tools).job.tools] == ["f"]
+    counted = ResponsesCount().parse_count(json.dumps({"input": [USER], "tools": tools}).encode())
+    assert counted.tools == []
+
+
+@pytest.mark.parametrize(
+    "inner", [{}, {"tools": None}, {"tools": 3}, {"tools": ["x", {"type": "namespace", "name": "m"}]}]
+)
+def test_a_namespace_in_a_namespace_is_left_out_whatever_is_in_it(inner: Any) -> None:
+    nested = {"type": "namespace", "name": "o", "tools": [{"type": "namespace", "name": "n", **inner}, F]}
+    request = parse([USER], tools=[nested])
+    assert [tool["function"]["name"] for tool in request.job.tools] == ["o__f"]
+    assert request.dropped == ["namespace"]
+    [told] = request.echo["tools"]
+    assert [one["type"] for one in told["tools"]] == ["namespace", "function"]
+
+
+@pytest.mark.parametrize("part", [
+    {"type": "reasoning_text", "text": "hm"},
+    {"type": "thinking", "thinking": "hm", "signature": "s"},
+    {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+])  # fmt: skip
+def test_reasoning_in_an_assistants_message_is_its_reasoning(part: Any) -> None:
+    content = [part, {"type": "output_text", "text": "so"}]
+    item = {"type": "message", "role": "assistant", "id": f"msg_{TURN}_0", "content": content}
+    assert messages(item, USER)[0] == {"role": "assistant", "content": "so", "reasoning_content": "hm"}
+    assert refused([{"role": "user", "content": content}]).field == "input.0.content.0.type"
 
 
 def test_a_reference_stands_for_the_recorded_reply() -> None:

@@ -19,6 +19,7 @@ from steno_proxy.dialects.base import Choice, Header, Piece
 from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.dialects.responses.output import ResponsesRequest
 from steno_proxy.dialects.responses.text import FreeText, free_text
+from steno_proxy.sessions.messages.echoes import EchoedAs, echo_of
 from steno_proxy.sessions.messages.normalise import message_digest
 
 RESPONSES = ResponsesDialect()
@@ -250,6 +251,26 @@ def test_arguments_of_any_shape_have_one_reading(arguments: str, data: Any) -> N
 def test_free_text_that_is_cut_off_loses_half_an_escape_at_most(arguments: str) -> None:
     text, raw = free_text(arguments)
     assert text in ("a", "") and not raw
+
+
+@pytest.mark.parametrize("escaped", [r"a\ud83d b", r"a\ude00 b", r"a\ud99c b"])
+@pytest.mark.parametrize("size", [1, 3, 99])
+def test_half_a_surrogate_pair_in_free_text_is_told_as_the_replacement_character(escaped: str, size: int) -> None:
+    """Streamed in pieces of any size, and in one piece; what comes back is a call of the same text."""
+    arguments = f'{{"input":"{escaped}"}}'
+    parts = [arguments[i : i + size] for i in range(0, len(arguments), size)]
+    pieces = [Piece(tool_calls=[ToolCallPiece(0, part, "", "")]) for part in parts]
+    pieces[0].tool_calls[0] = ToolCallPiece(0, parts[0], f"call_{TURN}_0", "patch")
+    call = {"id": f"call_{TURN}_0", "type": "function", "function": {"name": "patch", "arguments": arguments}}
+    done = choice({"role": "assistant", "content": "", "tool_calls": [call]}, "tool_calls")
+    found, _ = stream(parse(), pieces, done)
+    [streamed] = found[-1]["response"]["output"]
+    [whole] = json.loads(RESPONSES.answer(parse(), HEADER, [done]))["output"]
+    assert streamed["input"] == whole["input"] == "a\ufffd b"
+    [echoed] = RESPONSES.parse(json.dumps({"input": [whole], "tools": TOOLS}).encode()).job.messages
+    assert echoed["tool_calls"][0]["function"]["arguments"] == '{"input":"a\ufffd b"}'
+    echo = echo_of(echoed, done.message, TURN, partial=False)
+    assert echo is not None and echo.how is EchoedAs.CALL_IDS
 
 
 def test_an_empty_answer_has_an_empty_message_and_one_of_thoughts_none() -> None:

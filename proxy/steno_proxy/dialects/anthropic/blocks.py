@@ -4,7 +4,7 @@ What the blocks of one message become:
 
     user       texts, images -> one user message; each tool_result -> a tool message of its own, in the order they stand in
     assistant  one message: texts -> content, thinking -> reasoning, tool_use -> tool calls (`input` as JSON)
-    system     the field comes first; `role: system` in the middle stays where it is
+    system     the field comes first; `role: system` in the middle stays where it is, unless it only adds or removes tools
 
 Clients echo our turns in other clothes (a moved `cache_control`, a list of one text for a string, parsed tool input, no
 whitespace-only texts, another billing header): all of that ends here or in `sessions/messages/normalise.py`, so that the echo is
@@ -21,6 +21,7 @@ import msgspec
 
 from steno.contracts.chat import Message
 from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.anthropic.offers import CHANGES, OfferedTools
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, data_url, says_nothing, text_part
 from steno_proxy.dialects.refusals import must_be
 
@@ -28,6 +29,8 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 """How the first system block of Claude Code begins: a word to the provider, whose hash changes between conversations."""
 _UNREADABLE = frozenset({"video", "audio"})
 _REDACTED = frozenset({"redacted_thinking"})
+FOUND = "Tools that can be called now: "
+"""Before the names of the tools that a search found, in its result: their definitions are with those of all tools."""
 ERROR_PREFIX = "Error: "
 """Before the text of a tool result with `is_error`, unless it says so itself: templates know no such mark."""
 
@@ -43,23 +46,33 @@ def system_of(given: str | list[Any] | None, seen: SeenParts) -> list[Message]:
     return [{"role": "system", "content": content_of([text_part(text) for text in texts])}] if any(texts) else []
 
 
-def messages_of(path: str, given: MessageBody, seen: SeenParts) -> list[Message]:
+def messages_of(path: str, given: MessageBody, seen: SeenParts, offered: OfferedTools) -> list[Message]:
     content: list[Any] = (
         [{"type": "text", "text": given.content}] if isinstance(given.content, str) else given.content or []
     )
     if given.role == "assistant":
         return [_assistant(f"{path}.content", content, seen)]
     if given.role == "system":
-        texts = _texts(f"{path}.content", content, seen)
-        return [{"role": "system", "content": content_of([text_part(text) for text in texts])}]
+        return _system(f"{path}.content", content, seen, offered)
     if given.role != "user":
         raise BadRequest(
             f"{path}.role: got {given.role[:40]!r}, must be one of user, assistant, system", field=f"{path}.role"
         )
-    return _user(f"{path}.content", content, seen)
+    return _user(f"{path}.content", content, seen, offered)
 
 
-def _user(path: str, content: list[Any], seen: SeenParts) -> list[Message]:
+def _system(path: str, content: list[Any], seen: SeenParts, offered: OfferedTools) -> list[Message]:
+    """No message, where it only says which tools there are."""
+    texts: list[str] = []
+    for j, block in enumerate(content):
+        if _type(f"{path}.{j}", block) in CHANGES:
+            offered.change(f"{path}.{j}", block)
+        else:
+            texts += _text(f"{path}.{j}", block, seen)
+    return [{"role": "system", "content": content_of([text_part(text) for text in texts])}] if any(texts) else []
+
+
+def _user(path: str, content: list[Any], seen: SeenParts, offered: OfferedTools) -> list[Message]:
     """Tool results apart from texts and images, in their order. What stands together is one message."""
     messages: list[Message] = []
     parts: list[Part] = []
@@ -68,7 +81,7 @@ def _user(path: str, content: list[Any], seen: SeenParts) -> list[Message]:
             if not says_nothing(parts):
                 messages.append({"role": "user", "content": content_of(parts)})
             parts = []
-            messages.append(_tool_result(f"{path}.{j}", block, seen))
+            messages.append(_tool_result(f"{path}.{j}", block, seen, offered))
         else:
             parts += _parts(f"{path}.{j}", block, seen)
     if not says_nothing(parts) or not messages:
@@ -76,7 +89,7 @@ def _user(path: str, content: list[Any], seen: SeenParts) -> list[Message]:
     return messages
 
 
-def _tool_result(path: str, block: dict[str, Any], seen: SeenParts) -> Message:
+def _tool_result(path: str, block: dict[str, Any], seen: SeenParts, offered: OfferedTools) -> Message:
     call_id = block.get("tool_use_id")
     if not isinstance(call_id, str) or not call_id:
         raise BadRequest(f"{path}.tool_use_id is required", field=f"{path}.tool_use_id")
@@ -86,12 +99,24 @@ def _tool_result(path: str, block: dict[str, Any], seen: SeenParts) -> Message:
     elif given is None:
         parts = []
     elif isinstance(given, list):
-        parts = [part for j, inner in enumerate(given) for part in _parts(f"{path}.content.{j}", inner, seen)]
+        parts = _result(f"{path}.content", given, seen, offered)
     else:
         raise must_be("a string or a list of blocks", f"{path}.content", given)
     if block.get("is_error") is True:
         parts = _as_error(parts)
     return {"role": "tool", "tool_call_id": call_id, "content": content_of(parts)}
+
+
+def _result(path: str, content: list[Any], seen: SeenParts, offered: OfferedTools) -> list[Part]:
+    """What a tool answered. The tools that a search found are one text, with their names."""
+    parts: list[Part] = []
+    found: list[str] = []
+    for j, block in enumerate(content):
+        if _type(f"{path}.{j}", block) == "tool_reference":
+            found.append(offered.found(f"{path}.{j}", block))
+        else:
+            parts += _parts(f"{path}.{j}", block, seen)
+    return [*parts, text_part(FOUND + ", ".join(found))] if found else parts
 
 
 def _as_error(parts: list[Part]) -> list[Part]:

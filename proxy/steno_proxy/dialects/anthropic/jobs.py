@@ -1,4 +1,5 @@
-"""Anthropic Messages, the request -> the canonical one: tools, how they are chosen, sampling. Blocks are `blocks.py`."""
+"""Anthropic Messages, the request -> the canonical one: how tools are chosen, sampling. `blocks.py` has what its blocks become,
+`offers.py` which tools there are."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import msgspec
 from steno.contracts.chat import CanonicalRequest, Job, ResponseFormat, Sampling, Tool
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects import bounds
-from steno_proxy.dialects.anthropic.blocks import MessageBody, messages_of, string, system_of
-from steno_proxy.dialects.anthropic.tools import client_tool
+from steno_proxy.dialects.anthropic.blocks import MessageBody, messages_of, system_of
+from steno_proxy.dialects.anthropic.offers import OfferedTools
 from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.bounds import MAX_TOKENS
 from steno_proxy.dialects.parts import SeenParts
@@ -50,15 +51,20 @@ def canonical(body: MessagesBody, *, complete: bool = True) -> CanonicalRequest:
     if not body.messages:
         raise BadRequest("messages: at least one message is required", field="messages")
     seen = SeenParts()
+    offered = OfferedTools(body.tools or [], seen)
     messages = system_of(body.system, seen)
     for i, message in enumerate(body.messages):
-        messages += messages_of(f"messages.{i}", message, seen)
+        messages += messages_of(f"messages.{i}", message, seen, offered)
+    if not messages:
+        raise BadRequest("messages: none of them says anything", field="messages")
+    if complete:
+        offered.check_runnable()
     if complete and messages[-1]["role"] == "assistant":
         raise BadRequest(
             "messages: the conversation must end with a user message; prefilling the answer is not supported",
             field=f"messages.{len(body.messages) - 1}.role",
         )
-    tools = [tool for i, given in enumerate(body.tools or ()) if (tool := _tool(f"tools.{i}", given, seen))]
+    tools = offered.tools
     choice, parallel = _tool_choice(body.tool_choice, tools)
     job = Job(
         messages=messages,
@@ -84,32 +90,6 @@ def canonical(body: MessagesBody, *, complete: bool = True) -> CanonicalRequest:
 # -- tools ----------------------------------------------------------------------------------------------------------------
 
 
-def _tool(path: str, given: Any, seen: SeenParts) -> Tool | None:
-    """A tool that the client runs; None for those that the provider runs itself."""
-    if not isinstance(given, dict):
-        raise must_be("an object", path, given)
-    kind = given.get("type")
-    if kind not in (None, "custom"):
-        if (tool := client_tool(path, given)) is not None:
-            return tool
-        seen.dropped.append(kind if isinstance(kind, str) else "tool")
-        return None
-    name, description, schema = given.get("name"), given.get("description"), given.get("input_schema")
-    if not isinstance(name, str) or not name:
-        raise BadRequest(f"{path}.name is required", field=f"{path}.name")
-    function: dict[str, Any] = {"name": name}
-    if description is not None:
-        function["description"] = string(f"{path}.description", description)
-    if schema is not None:
-        if not isinstance(schema, dict):
-            raise must_be("an object", f"{path}.input_schema", schema)
-        check_wire(f"{path}.input_schema", schema)
-        function["parameters"] = schema
-    if isinstance(strict := given.get("strict"), bool):
-        function["strict"] = strict
-    return {"type": "function", "function": function}
-
-
 def _tool_choice(given: dict[str, Any] | None, tools: list[Tool]) -> tuple[str, bool]:
     """The canonical choice, and whether parallel calls are allowed."""
     if given is None:
@@ -124,7 +104,7 @@ def _tool_choice(given: dict[str, Any] | None, tools: list[Tool]) -> tuple[str, 
     if kind == "tool":
         name = given.get("name")
         if not isinstance(name, str) or not any(tool["function"]["name"] == name for tool in tools):
-            raise BadRequest("tool_choice.name: no tool of the request has this name", field="tool_choice.name")
+            raise must_be("the name of a tool that is offered and that the client runs", "tool_choice.name", name)
         return f"function:{name}", parallel
     raise must_be("one of auto, any, tool, none", "tool_choice.type", kind)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from steno.contracts.chat import Tool
 from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.bounds import integral
 from steno_proxy.dialects.refusals import must_be
 
 _VERSIONED = re.compile(r"(bash|text_editor|memory|computer)_([0-9]{8})")
@@ -102,6 +103,7 @@ _MEMORY = (
 
 
 def _editor(version: str, most: Any) -> tuple[str, dict[str, Any], list[str]]:
+    most = integral(most)
     commands = ["view", "create", "str_replace", "insert"]
     undo = version <= _UNDO_UNTIL
     description = (
@@ -143,7 +145,7 @@ _ACTIONS = (
 def _computer(path: str, version: str, given: dict[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
     sizes = []
     for name in ("display_width_px", "display_height_px"):
-        value = given.get(name)
+        value = integral(given.get(name))
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**31 - 1:
             raise must_be("a number of pixels", f"{path}.{name}", value)
         sizes.append(value)

@@ -116,7 +116,7 @@ class GeminiCount:
         fields = Fields(decode(_decoder, body))
         try:
             whole = fields.sub("generateContentRequest")
-            return jobs.job_of(Fields(whole.given) if whole else fields, SeenParts())[0]
+            return jobs.job_of(Fields(whole.given) if whole else fields, SeenParts(), complete=False)[0]
         except RecursionError:
             raise BadRequest("the body is nested too deeply") from None
 

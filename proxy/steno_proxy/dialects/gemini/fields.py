@@ -66,8 +66,7 @@ class Fields:
         """Args: kind: of `bounds.py`."""
         value = self.get(name)
         spelt = isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value)
-        if spelt or (isinstance(value, float) and value.is_integer() and abs(value) < 2**63):
-            value = int(value)
+        value = int(value) if spelt else bounds.integral(value)
         if isinstance(value, bool) or not isinstance(value, int | None):
             raise must_be("an integer", self.at(name), value)
         if value is not None:

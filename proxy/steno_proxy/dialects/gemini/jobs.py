@@ -16,6 +16,7 @@ from steno_proxy.dialects.gemini.contents import messages_of
 from steno_proxy.dialects.gemini.fields import Fields
 from steno_proxy.dialects.gemini.schema import json_schema
 from steno_proxy.dialects.parts import SeenParts
+from steno_proxy.dialects.refusals import nobody_runs
 
 SAMPLING_FIELDS = (
     "temperature", "topP", "topK", "maxOutputTokens", "stopSequences", "candidateCount", "seed", "presencePenalty",
@@ -27,15 +28,23 @@ _BESIDE_TOOLS = frozenset({"functionDeclarations", "function_declarations"})
 # -- tools ----------------------------------------------------------------------------------------------------------------
 
 
-def tools_of(body: Fields, seen: SeenParts) -> tuple[list[Tool], str]:
+def tools_of(body: Fields, seen: SeenParts, *, complete: bool = True) -> tuple[list[Tool], str]:
     """The functions to choose from, and the canonical choice. Tools that only Google can run are dropped.
 
+    Args: complete: an answer is wanted: not all tools may be such.
     Raises: BadRequest naming the field.
     """
     tools: list[Tool] = []
+    dropped: list[tuple[Fields, str]] = []
     for given in body.each("tools"):
-        seen.dropped += [name for name, value in given.given.items() if value is not None and name not in _BESIDE_TOOLS]
+        dropped += [
+            (given, name) for name, value in given.given.items() if value is not None and name not in _BESIDE_TOOLS
+        ]
         tools += [_tool(declared) for declared in given.each("functionDeclarations")]
+    if dropped and not tools and complete:
+        given, name = dropped[0]
+        raise nobody_runs(given.path, name)
+    seen.dropped += [name for _, name in dropped]
     config = body.sub("toolConfig", {}).sub("functionCallingConfig", {})
     mode = (config.text("mode") or "AUTO").upper()
     if mode not in ("AUTO", "ANY", "NONE", "VALIDATED", "MODE_UNSPECIFIED"):
@@ -135,12 +144,16 @@ def top_logprobs_of(config: Fields) -> int | None:
     return None
 
 
-def job_of(body: Fields, seen: SeenParts) -> tuple[Job, bool]:
-    """The job, and whether the client wants to see thoughts. Raises: BadRequest naming the field."""
+def job_of(body: Fields, seen: SeenParts, *, complete: bool = True) -> tuple[Job, bool]:
+    """The job, and whether the client wants to see thoughts.
+
+    Args: complete: an answer is wanted; False: only what the prompt is made of counts (`countTokens`).
+    Raises: BadRequest naming the field.
+    """
     if body.text("cachedContent"):
         raise body.refuse("cachedContent", "is not supported: send the whole content in contents")
     config = body.sub("generationConfig", {})
-    tools, choice = tools_of(body, seen)
+    tools, choice = tools_of(body, seen, complete=complete)
     options, thoughts = template_options_of(config)
     job = Job(
         messages=messages_of(body, seen),

@@ -1,9 +1,9 @@
 """OpenAI Chat Completions, the request -> the canonical one.
 
 What a client may send is honoured or refused by name; what it does not know of (unknown fields, at every level) is ignored.
-`developer` is `system`; null, absent and "" content are the same; content parts are texts and, of users and tools, images
-(anything else is a 400 naming the part). `tool_choice: allowed_tools` offers the model the allowed tools only. Clients echo
-`reasoning_content` (some say `reasoning`), which is taken as it is.
+`developer` is `system`; null, absent and "" content are the same; content parts are texts, of users and tools images too, of
+assistants reasoning (anything else is a 400 naming the part: what a user sent must not vanish). `tool_choice: allowed_tools`
+offers the model the allowed tools only. Clients echo `reasoning_content` (some say `reasoning`), which is taken as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
-from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part
+from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, thought_of
 from steno_proxy.dialects.refusals import must_be
 
 
@@ -108,13 +108,17 @@ def _message(i: int, given: _Message, seen: SeenParts) -> Message:
         roles = "system, developer, user, assistant, tool"
         raise BadRequest(f"messages.{i}.role: got {role[:40]!r}, must be one of {roles}", field=f"messages.{i}.role")
     content: Any = given.content
+    thoughts: list[str] | None = [] if role == "assistant" else None
     if not isinstance(content, str):
-        content = _content(f"messages.{i}.content", content or [], seen, images=role in ("user", "tool"))
+        content = _content(
+            f"messages.{i}.content", content or [], seen, images=role in ("user", "tool"), thoughts=thoughts
+        )
     message: Message = {"role": role, "content": content}
     if given.name:
         message["name"] = given.name
     if role == "assistant":
         reasoning = given.reasoning_content or (given.reasoning if isinstance(given.reasoning, str) else "")
+        reasoning = reasoning or "".join(thoughts or ())
         if reasoning:
             message["reasoning_content"] = reasoning
         if given.tool_calls:
@@ -126,14 +130,18 @@ def _message(i: int, given: _Message, seen: SeenParts) -> Message:
     return message
 
 
-def _content(path: str, given: list[Any], seen: SeenParts, *, images: bool) -> str | list[Part]:
-    """images: whether they may stand here."""
+def _content(
+    path: str, given: list[Any], seen: SeenParts, *, images: bool, thoughts: list[str] | None
+) -> str | list[Part]:
+    """images: whether they may stand here. thoughts: gets the texts of reasoning; None where there is none."""
     parts: list[Part] = []
     seen.strings(path, given)
     for j, part in enumerate(given):
         kind = "text" if isinstance(part, str) else part.get("type") if isinstance(part, dict) else None
         if kind == "image_url" and images:
             parts.append(_image(f"{path}.{j}.image_url", part.get("image_url"), seen))
+        elif thoughts is not None and (thought := thought_of(f"{path}.{j}", part)) is not None:
+            thoughts.append(thought)
         else:
             parts.append(text_part(part if isinstance(part, str) else _text(f"{path}.{j}", kind, part)))
     return content_of(parts)

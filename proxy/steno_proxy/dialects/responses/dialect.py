@@ -27,7 +27,7 @@ from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import format_of
 from steno_proxy.dialects.parts import SeenParts
-from steno_proxy.dialects.refusals import must_be
+from steno_proxy.dialects.refusals import must_be, nobody_runs
 from steno_proxy.dialects.responses.events import ResponsesWriter
 from steno_proxy.dialects.responses.items import read_items, seal
 from steno_proxy.dialects.responses.output import ResponsesRequest, body_of, usage
@@ -128,7 +128,7 @@ class ResponsesCount:
     name: ClassVar[str] = "responses"
 
     def parse_count(self, body: bytes) -> Job:
-        asked = ResponsesDialect().parse(body)
+        asked = canonical(decode(_decoder, body), complete=False)
         for field, given in (("previous_response_id", asked.after), ("input", asked.refers)):
             if given:
                 raise BadRequest(
@@ -183,9 +183,11 @@ class ResponsesCompact(ResponsesDialect):
         return COMPACT
 
 
-def canonical(body: _ResponsesBody, last: Message | None = None) -> ResponsesRequest:
-    """The request that a body is. Args: last: comes after all of its messages, and after those that it goes on from.
+def canonical(body: _ResponsesBody, last: Message | None = None, *, complete: bool = True) -> ResponsesRequest:
+    """The request that a body is.
 
+    Args: last: comes after all of its messages, and after those that it goes on from. complete: an answer is wanted; False: only
+        what the prompt is made of counts.
     Raises: BadRequest with the dotted path of the field to blame.
     """
     common.check_fields(body, "responses")
@@ -196,6 +198,8 @@ def canonical(body: _ResponsesBody, last: Message | None = None) -> ResponsesReq
     if body.n not in (None, 1):
         raise BadRequest(f"n: got {body.n}, must be 1", field="n")
     tools = read_tools(body.tools or [], body.input)
+    if tools.dropped and not tools.functions and complete:
+        raise nobody_runs(f"{tools.first_dropped}.type", tools.dropped[0])
     choice, functions = read_choice(body.tool_choice, tools)
     include, reasoning = body.include or [], body.reasoning or _Reasoning()
     seen = SeenParts(dropped=tools.dropped)

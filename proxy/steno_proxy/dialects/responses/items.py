@@ -4,7 +4,8 @@ What one turn said comes back as several items (reasoning, message, calls), whic
 items whose ids name the same turn (`msg_<turn_id>_<i>`, `call_<turn_id>_<i>`; see `output.py`) belong
 together, and so do neighbours without such ids, except a message after a message. Results of parallel calls may stand
 between the calls. An `item_reference` stands for the recorded reply of the turn that it names. Items of unknown types
-are dropped and named. Images may stand in messages of the user and in outputs; other files are refused by name.
+are dropped and named. Images may stand in messages of the user and in outputs, reasoning in those of the assistant; other parts
+are refused by name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from steno.contracts.chat import RECORDED, Message
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.openai.common import to_json
-from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, texts_of
+from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, texts_of, thought_of
 from steno_proxy.dialects.refusals import must_be
 from steno_proxy.dialects.responses.text import FREE_TEXT
 from steno_proxy.dialects.responses.tools import ClientTool, Tools
@@ -96,10 +97,13 @@ class _ItemsReader:
     def _message(self, path: str, item: dict[str, Any]) -> None:
         role = item.get("role")
         content = item.get("content")
+        thoughts: list[str] = []
         if not isinstance(content, str):
-            content = _content(f"{path}.content", content, self._seen if role == "user" else None)
+            images, thinks = self._seen if role == "user" else None, thoughts if role == "assistant" else None
+            content = _content(f"{path}.content", content, images, thinks)
         if role == "assistant":
             self._of_turn(turn_of(item.get("id")), message=True)
+            self._thought += thoughts
             self._said.append(texts_of({"content": content}))  # what was sampled has no parts
             return
         if role not in ("user", "system", "developer"):
@@ -175,8 +179,9 @@ def _string(path: str, item: dict[str, Any], key: str) -> str:
     return value
 
 
-def _content(path: str, given: Any, seen: SeenParts | None) -> str | list[Part]:
-    """Texts and images as canonical content. seen: None where no image may stand."""
+def _content(path: str, given: Any, seen: SeenParts | None, thoughts: list[str] | None = None) -> str | list[Part]:
+    """Texts and images as canonical content. seen: None where no image may stand. thoughts: gets the texts of reasoning; None
+    where there is none."""
     if given is None:
         return ""
     if not isinstance(given, list):
@@ -186,6 +191,8 @@ def _content(path: str, given: Any, seen: SeenParts | None) -> str | list[Part]:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "input_image" and seen is not None:
             parts.append(_image(f"{path}.{j}", part, seen))
+        elif thoughts is not None and (thought := thought_of(f"{path}.{j}", part)) is not None:
+            thoughts.append(thought)
         else:
             parts.append(text_part(_text(f"{path}.{j}", kind, part)))
     return content_of(parts)

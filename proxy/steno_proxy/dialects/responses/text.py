@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from steno_proxy.dialects.base import whole_text
+
 FREE_TEXT = "input"
 """The argument of a custom tool's function."""
 _OPENING = f'{{"{FREE_TEXT}":"'
@@ -91,8 +93,9 @@ def _trailing(text: str) -> int:
 
 
 def _unescaped(text: str) -> str:
+    """Half a surrogate pair can be sampled as an escape, and told to no client: it is U+FFFD."""
     try:
-        return str(json.loads(f'"{text}"', strict=False))
+        return whole_text(json.loads(f'"{text}"', strict=False))
     except ValueError:  # an escape that is none: the model's own words
         return text
 

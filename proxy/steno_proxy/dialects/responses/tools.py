@@ -48,12 +48,13 @@ class Tools:
     """The tools of one request.
 
     functions: canonical, in the client's order. places: of those whose name or kind differs for the client.
-    dropped: types of the tools that can't be offered, one each.
+    dropped: types of the tools that can't be offered, one each. first_dropped: where the first of them stands.
     """
 
     functions: list[Tool] = field(default_factory=list)
     places: dict[str, ClientTool] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
+    first_dropped: str = ""
 
     def place(self, function: str) -> ClientTool:
         """What the client calls this function; one that there is not is called as the model called it."""
@@ -79,10 +80,13 @@ def tools_in_response(given: list[Any]) -> list[Any]:
     """The tools of a request as its response repeats them: functions with all that their format says of them."""
     told = []
     for tool in given:
+        if not isinstance(tool, dict):  # of what is left out anything may be in it
+            continue
         if tool.get("type") == "function":
             tool = FUNCTION_DEFAULTS | tool
         elif tool.get("type") == "namespace":
-            tool = tool | {"tools": tools_in_response(tool["tools"])}
+            inner = tool.get("tools")
+            tool = tool | {"tools": tools_in_response(inner if isinstance(inner, list) else [])}
         told.append(tool)
     return told
 
@@ -131,6 +135,7 @@ class _ToolsReader:
             self._namespace(path, tool)
             return
         if kind not in ("function", "custom"):
+            self.tools.first_dropped = self.tools.first_dropped or path
             self.tools.dropped.append(kind)
             return
         place = ClientTool(namespace, _text(path, tool, "name"), kind == "custom")
