@@ -192,11 +192,11 @@ class RolloutSettings(Settings):
     verifier: Literal["auto", "separate"] = Field(
         "auto",
         description="where Harbor's verifiers run; auto: where the task says, else in a fresh sandbox if there are artifacts; "
-        "separate: so for all tasks that do not say",
+        "separate: in a fresh sandbox, where the task does not say",
     )
     artifacts: list[str] = Field(
         default_factory=list,
-        description="path in the sandbox that a fresh one is given for its verifier, beside the task's own",
+        description="path in the agent's sandbox that is copied into the verifier's fresh one, beside the task's own artifacts",
     )
     reward_key: str = Field(
         "reward", min_length=1, description="which of a verifier's rewards is the trial's; others are metrics"

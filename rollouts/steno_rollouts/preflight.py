@@ -121,7 +121,7 @@ async def check_reach(url: str) -> None:
             said = str(error) or type(error).__name__
     if said is not None:
         raise Unreachable(
-            f"the proxy can't be reached: {url}/healthz was asked, and what came was: {said}. All nodes must reach --proxy, and "
+            f"the proxy can't be reached: GET {url}/healthz failed: {said}. All nodes must reach --proxy, and "
             "what the proxy gives in trials' URLs (its --public-url)"
         )
 
@@ -155,7 +155,10 @@ async def check_command(prepared: Prepared) -> None:
     finally:
         await asyncio.to_thread(workdir.remove, folder)
     if ended.code is None or ended.timed_out:
-        raise ConfigError(f"command: a trial can't be started here: {ended.error or 'no shell ends'}", field="command")
+        raise ConfigError(
+            f"command: a trial can't be started here: {ended.error or f'a shell did not end within {COMMAND_S:g} s'}",
+            field="command",
+        )
     if ended.code:
         absent = "there is no such program, or it is not executable (chmod +x)"
         where = absent if "/" in program else "not found on the PATH of trials"

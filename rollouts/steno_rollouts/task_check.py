@@ -83,7 +83,7 @@ class PrintedTranscript(TrialTranscript):
 
     @cached_property
     def session(self) -> Session:
-        raise RewardError("transcript.session: there is none where tasks are checked: no proxy is asked")
+        raise RewardError("transcript.session: not there in steno tasks check, where no proxy is asked")
 
     @cached_property
     def turns(self) -> list[Turn]:

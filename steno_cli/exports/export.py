@@ -64,7 +64,7 @@ def export_sessions(
     chosen = file_format or (ExportFormat.PARQUET if to is not None and to.suffix == ".parquet" else ExportFormat.JSONL)
     of_records = chosen in (ExportFormat.JSONL, ExportFormat.PARQUET)
     if records is not None and not of_records:
-        raise ConfigError(f"--records: got {records.value}, but --format {chosen.value} has rows of its own")
+        raise ConfigError(f"--records: got {records.value}, but --format {chosen.value} makes its own rows: use jsonl or parquet")
     if whole_prompts and chosen is not ExportFormat.ATIF:
         raise ConfigError(f"--whole-prompts: only with --format atif, got --format {chosen.value}")
     kind = records or Records.TURNS
@@ -89,7 +89,7 @@ def export_sessions(
         try:
             partial.replace(to)
         except OSError as error:
-            raise ConfigError(f"--output: {to} is there meanwhile, or went: {error.strerror}") from None
+            raise ConfigError(f"--output: {to} was made or removed during the export: {error.strerror}") from None
         if of_records:
             _write_texts(client, tokenizers, folder, to.with_name(to.name + TEXTS_SUFFIX))
     return count

@@ -214,7 +214,7 @@ def test_a_public_url_that_is_not_reached_stops_the_rollouts_before_a_trial_runs
         admin = {"authorization": f"Bearer {ADMIN}"}
         found = httpx.get(f"{stack.url}/sessions", headers=admin, timeout=60).json()["items"]
     assert (
-        "http://127.0.0.1:9/steno/healthz was asked from inside" in said
+        "GET http://127.0.0.1:9/steno/healthz from inside it failed" in said
         and "can't connect to http://127.0.0.1:9" in said
     )
     assert "set its --public-url" in said

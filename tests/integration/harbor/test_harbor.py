@@ -195,5 +195,5 @@ def test_what_cannot_work_is_said_before_a_group_is_registered(
     ) as far:
         rollout.stack = far
         said = rollout(tasks, "--run", "far", "--agent", SHELL, command=[], code=1)
-    assert "http://127.0.0.1:9/x/healthz was asked from inside it (podman), and what came was: " in said
+    assert "GET http://127.0.0.1:9/x/healthz from inside it (podman) failed: " in said
     assert rollout.left() == []

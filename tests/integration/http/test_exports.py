@@ -339,7 +339,7 @@ def test_two_exports_to_one_name_do_not_mix(
     monkeypatch.setattr(export, "_rows", rows)
     with Client("http://127.0.0.1:9") as client:
         if file_format is ExportFormat.DATASETS:
-            with pytest.raises(ConfigError, match=r"--output: .*t is there meanwhile"):
+            with pytest.raises(ConfigError, match=r"--output: .*t was made or removed during the export"):
                 export_sessions(client, ["first"], to, file_format)
         else:
             assert export_sessions(client, ["first"], to, file_format) == 2

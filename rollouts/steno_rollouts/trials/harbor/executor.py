@@ -180,9 +180,9 @@ class HarborExecutor(Executor):
             return Exit(None, error=said or ended.error or f"Harbor's process ended with exit code {ended.code}")
         if found.unreachable is not None:
             raise Unreachable(
-                f"the proxy can't be reached from the sandbox of {job.trial_id}: {ask} was asked from inside it "
-                f"({self._settings.environment}), and what came was: {found.unreachable}. The proxy gives this address in the "
-                "trial's URLs: set its --public-url to one that sandboxes reach"
+                f"the proxy can't be reached from the sandbox of {job.trial_id}: GET {ask} from inside it "
+                f"({self._settings.environment}) failed: {found.unreachable}. Trials' URLs have this address: set the proxy's "
+                "--public-url to one that sandboxes reach"
             )
         if found.error:
             with contextlib.suppress(OSError), job.stderr.open("a") as stderr:
