@@ -256,6 +256,7 @@ class Recorder:
         recording = self._recordings.pop(trial_id, None)
         if recording is not None:
             self._bytes -= recording.cost_bytes
+            recording.cost_bytes = 0  # a request that waits for the store may bring it back
 
     async def commit(self, recording: Recording, turn: Turn, row: IndexRow, retry_key: RetryKey | None = None) -> int:
         """Make a turn durable (I3), whole or still open. When this returns, the event that waits for it may leave.

@@ -76,6 +76,37 @@ async def test_the_least_recently_used_are_dropped_and_rebuilt() -> None:
     assert (await small.enter("a")).turns == 1
 
 
+class Held(MemoryStore):
+    """Answers whoever reads the trial `held` when `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.reading, self.go = "", asyncio.Event(), asyncio.Event()
+
+    async def tail(self, trial_id: str, start: int, **options):  # type: ignore[no-untyped-def]
+        if trial_id == self.held:
+            self.reading.set()
+            await self.go.wait()
+        return await super().tail(trial_id, start, **options)
+
+
+async def test_what_was_dropped_while_a_request_read_it_counts_again_once_it_is_back() -> None:
+    store = Held()
+    small = recorder(store, cache_bytes=1)
+    await small.commit(await small.enter("a"), *turn_and_row(0))
+    store.held = "a"
+    waiting = asyncio.ensure_future(small.enter("a"))
+    await store.reading.wait()
+    other = await small.enter("b")
+    assert small.trees() == (1, other.cost_bytes)
+    store.go.set()
+    again = await waiting
+    assert small.trees() == (1, again.cost_bytes) and again.cost_bytes > 0
+    await small.enter("b")
+    small.forget("b")
+    assert small.trees() == (0, 0)
+
+
 async def test_an_id_in_use_again_starts_a_new_tree() -> None:
     store = MemoryStore()
     keeper = recorder(store)
