@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.errors import Gone, NotFound
 from steno.contracts.records import OPEN, ForkReason, TokenSpan, TurnAnnotation, halves_to_bytes
 from steno_proxy.store.borrowing import borrow_turns
-from steno_proxy.store.interface import SessionStore
+from steno_proxy.store.interface import ParentLost, SessionStore
 from tests.support.recordings import conversation, row, session, turn
 
 END: dict[str, Any] = {"reward": 1.0, "end_reason": "harness", "metrics": {"resolved": 1.0}, "now": 50.0}
@@ -105,6 +105,21 @@ class RecordingContract:
         assert await store.tail("twice", 0) == before
         await store.complete("twice", status="completed", **END)
         assert await store.commit("twice", made[1], row(made[1], parent=0), now=99.0) == 1
+
+    async def test_a_turn_is_refused_whose_parent_is_not_on_record_under_its_number(self, store: SessionStore) -> None:
+        """I2: the store has lost what it had confirmed. Its number may be another turn's by now, or this turn's own."""
+        made = await record(store, "orphan", 2)
+        before = await store.session("orphan"), await store.turns("orphan")
+        lost = turn(7, seed=1)
+        for parent, number in ((lost, 2), (lost, 1), (made[0], 1), (made[1], 0)):
+            for state in ({}, {"partial": True, "finish_reason": OPEN}):
+                child = turn(8, parent=parent, **state)
+                with pytest.raises(ParentLost, match=f"turn {parent.turn_id}, number {number}, .* is not on record"):
+                    await store.commit("orphan", child, row(child, parent=number), now=99.0)
+        assert (await store.session("orphan"), await store.turns("orphan")) == before
+        assert await store.commit("orphan", child, row(child), now=99.0) == 2, "a root has none"
+        ended = turn(8, parent=made[1])
+        assert await store.commit("orphan", ended, row(ended, parent=1), now=99.0) == 2
 
     async def test_counts_and_times_follow_the_turns(self, store: SessionStore) -> None:
         made = await record(store, "counted", 3)

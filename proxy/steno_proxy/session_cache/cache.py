@@ -26,7 +26,7 @@ from steno_proxy.session_cache.session_state import AnswerSoFar, Recording, Runn
 from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.sessions import limits
 from steno_proxy.sessions.tree import Tree
-from steno_proxy.store.interface import RetryKey, SessionStore, SessionTail, TokenPath
+from steno_proxy.store.interface import ParentLost, RetryKey, SessionStore, SessionTail, TokenPath
 from steno_proxy.tracing.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -170,17 +170,23 @@ class Recorder:
         return await self._refresh(trial_id)
 
     async def _refresh(self, trial_id: str) -> Recording:
-        """The recording after reading what the store has that it has not; one round trip, unless something has changed."""
+        """The recording after reading what the store has that it has not; one round trip, unless something has changed. The last
+        row before that is read once more: it says whether the store has yet what is known here."""
         while True:
             recording = self._recordings.get(trial_id) or Recording(trial_id)
-            start = recording.unread(self._clock())
-            session, rows = await self._tail(trial_id, start)
+            tree, known, start = recording.tree, recording.turns, recording.unread(self._clock())
+            first = max(start - 1, 0)
+            session, rows = await self._tail(trial_id, first, known=start - first)
             current = self._recordings.get(trial_id, recording)
-            if current is not recording or recording.turns < start:
+            if current is not recording or recording.tree is not tree:
                 continue  # another request came first, with a tree of its own: use that
             if recording.session is not None and recording.session.created_at != session.created_at:
                 self.forget(trial_id)  # deleted, and its id is in use again: nothing of this tree holds
                 continue
+            if (lost := recording.lost(first, known, rows)) >= 0:
+                self._reread(recording, f"turn {tree.ids[lost]}, number {lost}, is not on record any more")
+                continue
+            rows = rows[start - first :]
             self._recordings[trial_id] = recording
             recording.session = session
             if recording.open_elsewhere and recording.outdated(start, rows):
@@ -194,33 +200,40 @@ class Recorder:
             self._evict()
             return recording
 
-    async def path(self, recording: Recording, number: int, tree: Tree | None = None) -> TokenPath:
+    def _reread(self, recording: Recording, why: str) -> None:
+        """The store has lost what it had confirmed (docs/operations.md): nothing of this tree holds."""
+        words = "session %s: %s: the store has lost what it had confirmed, and what is left is read anew"
+        log.error(words, recording.trial_id, why)
+        recording.reset()
+        if not recording.in_use:
+            self.forget(recording.trial_id)
+
+    async def path(self, recording: Recording, number: int, tree: Tree) -> TokenPath:
         """The tokens of the conversation that a turn ends, and its reply.
 
-        Args: tree: that `number` is of; default: the recording's, which may be read again meanwhile.
+        Args: tree: that `number` is of; the recording's may be read again meanwhile.
         Raises: NotFound, Gone, StoreUnavailable.
         """
         assert recording.session is not None
-        held = self._paths.get(recording.trial_id, recording.session.created_at, number)
-        of = recording.tree if tree is None else tree
-        return held or await self.store.path(recording.trial_id, of.path(number))
+        held = self._paths.get(recording.trial_id, recording.session.created_at, tree.ids[number])
+        return held or await self.store.path(recording.trial_id, tree.path(number))
 
-    async def reply(self, recording: Recording, number: int) -> Message:
-        """What a turn said. Raises: NotFound, Gone, StoreUnavailable."""
+    async def reply(self, recording: Recording, number: int, tree: Tree) -> Message:
+        """What a turn said. Args, raises: as `path`."""
         assert recording.session is not None
-        held = self._paths.reply(recording.trial_id, recording.session.created_at, number)
+        held = self._paths.reply(recording.trial_id, recording.session.created_at, tree.ids[number])
         if held is not None:
             return held
         return (await self.store.path(recording.trial_id, [number])).reply  # of the path, this turn's own tokens only
 
-    def keep_path(self, recording: Recording, number: int, path: TokenPath, parent: int) -> None:
-        """A turn was committed here, whole: what `path` will say of it. parent: the number that it goes on from, or -1."""
+    def keep_path(self, recording: Recording, turn_id: str, path: TokenPath, parent_id: str | None) -> None:
+        """A turn was committed here, whole: what `path` will say of it. parent_id: of the turn that it goes on from."""
         assert recording.session is not None
-        self._paths.put(recording.trial_id, recording.session.created_at, number, path, parent)
+        self._paths.put(recording.trial_id, recording.session.created_at, turn_id, path, parent_id)
 
-    async def _tail(self, trial_id: str, start: int) -> SessionTail:
+    async def _tail(self, trial_id: str, start: int, *, known: int = 0) -> SessionTail:
         try:
-            return await self.store.tail(trial_id, start)
+            return await self.store.tail(trial_id, start, known=known)
         except NotFound:
             self.forget(trial_id)
             if not self._implicit:
@@ -263,18 +276,24 @@ class Recorder:
 
         Args: retry_key: as `SessionStore.commit`.
 
-        Raises: Gone (deleted; or frozen, and the turn is not partial), StoreUnavailable.
+        Raises: Gone (deleted; or frozen, and the turn is not partial), StoreUnavailable (ParentLost).
         """
         began = time.perf_counter()
         if row.finish == OPEN:
             recording.open_here.setdefault(row.turn_id, -1)
         try:
             number = await self.store.commit(recording.trial_id, turn, row, now=self._clock(), retry_key=retry_key)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             metrics.STORE_ERRORS.labels("commit").inc()
+            if isinstance(error, ParentLost):
+                self._reread(recording, error.message)
             raise
         metrics.COMMIT.observe(time.perf_counter() - began)
-        if row.finish != OPEN:
+        if recording.contradicts(number, row.turn_id):
+            if row.finish != OPEN:
+                recording.open_here.pop(row.turn_id, None)
+            self._reread(recording, f"turn {row.turn_id} came on record as number {number}")
+        elif row.finish != OPEN:
             recording.ended(number, row, self._clock())
         elif number == recording.turns:
             recording.add(row, self._clock())
@@ -289,14 +308,17 @@ class Recorder:
 
         Raises: NotFound, Gone, StoreUnavailable.
         """
-        trial_id = recording.trial_id
-        row = (await self.store.tail(trial_id, number)).rows[0]
-        [turn] = await self.store.turns(trial_id, start=number, limit=1)
-        if row.finish == OPEN and turn.completion_tokens == row.completion_tokens:
-            error = "proxy_lost: its client went on without the rest"
-            sealed = turn.model_copy(update={"finish_reason": "cancelled", "error": error})
-            ended = msgspec.structs.replace(row, finish="cancelled")
-            await self.store.commit(trial_id, sealed, ended, now=self._clock())
+        trial_id, turn_id = recording.trial_id, recording.tree.ids[number]
+        rows = (await self.store.tail(trial_id, number)).rows
+        turns = await self.store.turns(trial_id, start=number, limit=1)
+        for row, turn in zip(rows, turns, strict=False):  # none, or others, where the store has lost it
+            if (row.turn_id, turn.turn_id) != (turn_id, turn_id):
+                break
+            if row.finish == OPEN and turn.completion_tokens == row.completion_tokens:
+                error = "proxy_lost: its client went on without the rest"
+                sealed = turn.model_copy(update={"finish_reason": "cancelled", "error": error})
+                ended = msgspec.structs.replace(row, finish="cancelled")
+                await self.store.commit(trial_id, sealed, ended, now=self._clock())
         recording.reset()
         session, rows = await self._tail(trial_id, 0)
         if not recording.turns:

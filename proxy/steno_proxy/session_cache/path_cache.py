@@ -24,31 +24,32 @@ conversations would be held for good."""
 
 
 class PathCache:
-    """The tokens of the newest paths, by recording (`created_at` tells a trial from its namesake before it) and turn number."""
+    """The tokens of the newest paths, by recording (`created_at` tells a trial from its namesake before it) and id of the turn
+    that ends them: a number may be another turn's, once the store has lost some."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._held: OrderedDict[tuple[str, float, int], _Held] = OrderedDict()
+        self._held: OrderedDict[tuple[str, float, str | None], _Held] = OrderedDict()
         self.held_bytes = 0
 
-    def get(self, trial_id: str, created_at: float, number: int) -> TokenPath | None:
+    def get(self, trial_id: str, created_at: float, turn_id: str) -> TokenPath | None:
         """The path that ends with this turn. It stays: siblings may want it too."""
-        key = (trial_id, created_at, number)
+        key = (trial_id, created_at, turn_id)
         found = self._held.get(key)
         if found is None:
             return None
         self._held.move_to_end(key)
         return TokenPath(b"".join(found.pieces), found.reply)
 
-    def reply(self, trial_id: str, created_at: float, number: int) -> Message | None:
+    def reply(self, trial_id: str, created_at: float, turn_id: str) -> Message | None:
         """The reply of the turn that ends a path, if that is here."""
-        found = self._held.get((trial_id, created_at, number))
+        found = self._held.get((trial_id, created_at, turn_id))
         return found.reply if found is not None else None
 
-    def put(self, trial_id: str, created_at: float, number: int, path: TokenPath, parent: int) -> None:
-        """A turn is on record, whole. What it goes on from (`parent`, -1 for none) is no end any more, and makes room."""
-        before = self._drop((trial_id, created_at, parent))
-        key = (trial_id, created_at, number)
+    def put(self, trial_id: str, created_at: float, turn_id: str, path: TokenPath, parent_id: str | None) -> None:
+        """A turn is on record, whole. What it goes on from is no end any more, and makes room."""
+        before = self._drop((trial_id, created_at, parent_id))
+        key = (trial_id, created_at, turn_id)
         self._drop(key)
         size = len(path.ids)
         if size > self._max_bytes // 4:
@@ -60,7 +61,7 @@ class PathCache:
         while self.held_bytes > self._max_bytes:
             self._drop(next(iter(self._held)))
 
-    def _drop(self, key: tuple[str, float, int]) -> _Held | None:
+    def _drop(self, key: tuple[str, float, str | None]) -> _Held | None:
         found = self._held.pop(key, None)
         if found is not None:
             self.held_bytes -= found.weight

@@ -158,6 +158,21 @@ class Recording:
             del self.open_elsewhere[number]
         return min(self.open_elsewhere, default=len(self.tree))
 
+    def lost(self, first: int, known: int, rows: Sequence[IndexRow]) -> int:
+        """The first of the turns [first, known) that is not on record any more under its number; -1: all are. `rows`: those from
+        `first` on, asked for when `known` turns were known here, all of them confirmed."""
+        ids = self.tree.ids
+        for number in range(first, known):
+            at = number - first
+            if at >= len(rows) or rows[at].turn_id != ids[number]:
+                return number
+        return -1
+
+    def contradicts(self, number: int, turn_id: str) -> bool:
+        """Whether the tree has another turn under this number, or this one under another: then the store has lost some."""
+        place = self.tree.number(turn_id)
+        return place != number and (place >= 0 or number < self.turns)
+
     def outdated(self, start: int, rows: Sequence[IndexRow]) -> bool:
         """Whether a turn that was open elsewhere is whole by now, or has grown. `rows`: those from `start` on, without what
         another request has read meanwhile."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from steno.contracts.chat import Message
+from steno.contracts.errors import StoreUnavailable
 from steno.contracts.notes import Note, Notes
 from steno.contracts.records import Group, IndexRow, Session, Turn, TurnAnnotation
 from steno_proxy.store.claims import Claimed
@@ -46,6 +47,14 @@ class TokenPath(NamedTuple):
 
     ids: bytes
     reply: dict[str, Any]
+
+
+class ParentLost(StoreUnavailable):
+    """The turn that a new one goes on from is not on record under its number any more: the store has lost what it had confirmed.
+    Nothing was written. The request may be sent again, and finds its place in what is left."""
+
+    def __init__(self, turn_id: str | None, number: int) -> None:
+        super().__init__(f"turn {turn_id}, number {number}, which this answer goes on from, is not on record any more")
 
 
 class RetryKey(NamedTuple):
@@ -171,8 +180,10 @@ class SessionStore(Protocol):
         ...
 
     # -- the recording
-    async def tail(self, trial_id: str, start: int) -> SessionTail:
+    async def tail(self, trial_id: str, start: int, *, known: int = 0) -> SessionTail:
         """The session, and index rows from turn number `start` on, as durable as `commit` promises; mostly in one round trip.
+
+        known: so many rows from `start` on the caller has already: it asks for them to see that they are there yet.
         Raises: NotFound; Gone when deleted; StoreUnavailable."""
         ...
 
@@ -192,7 +203,7 @@ class SessionStore(Protocol):
 
         Raises Gone when the session is deleted; or frozen, and the turn is not partial (a partial one is kept: it was in
         flight when the session was frozen); or settled. What a settled or deleted session's run is not told of otherwise, a
-        partial turn that has ended, is booked there as `late` or `deleted`."""
+        partial turn that has ended, is booked there as `late` or `deleted`. ParentLost, for a new turn."""
         ...
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:

@@ -208,7 +208,7 @@ class OpenChoice:
         """Where the conversation stands now: its next turn begins with this."""
         prefix = self.plan.prefix.ids if turn.parent_id is not None else b""
         ids = b"".join((prefix, turn.new_prompt_ids, turn.completion_ids))
-        self._recorder.keep_path(self._recording, turn.index, TokenPath(ids, turn.reply), self.plan.parent)
+        self._recorder.keep_path(self._recording, turn.turn_id, TokenPath(ids, turn.reply), turn.parent_id)
 
     def _trace(self, turn: Turn) -> None:
         session = self._recording.session

@@ -195,7 +195,7 @@ async def _echo(
         turn_id, partial = tree.ids[number], tree.partial(number)
         reply = recording.replies.get(number) if tree is recording.tree else None
         if reply is None:
-            reply = await recorder.reply(recording, number)
+            reply = await recorder.reply(recording, number, tree)
             if tree is recording.tree:
                 recording.keep_reply(number, reply)
         for end, message in forms:
@@ -205,8 +205,9 @@ async def _echo(
 
 
 def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
-    """The fork reason as observed at commit: turns of requests that ran at the same time may have come first."""
-    if plan.fork_is_final or plan.is_prompt or recording.turns == plan.known_turns:
+    """The fork reason as observed at commit: turns of requests that ran at the same time may have come first. A tree that knows
+    fewer than there were is about to be read again, and knows no better."""
+    if plan.fork_is_final or plan.is_prompt or recording.turns <= plan.known_turns:
         return plan.fork_reason
     form = RecognisedMessages(plan.messages, plan.digests, {})
     seen = recording.tree.recognise(plan.digests, plan.tools, plan.options, form.call_ids())
@@ -227,7 +228,7 @@ async def _plan_prompt(recorder: Recorder, recording: Recording, job: Job) -> Pl
         text = job.prompt_text or ""
         seen = recording.prompt_index.find(prompt_index.TEXT, text.encode())
         found = Plan(job, [{"role": "prompt", "content": text}], [], _NO_TOOLS, prompt_index.TEXT)
-        prefix_ids = (await recorder.path(recording, seen.parent)).ids if seen.parent >= 0 else b""
+        prefix_ids = (await recorder.path(recording, seen.parent, tree)).ids if seen.parent >= 0 else b""
     if seen.parent >= 0:
         found.parent = seen.parent
         found.parent_id = tree.ids[seen.parent]

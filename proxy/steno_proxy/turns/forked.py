@@ -140,7 +140,7 @@ async def _record_and_replay(
             turn, row, path = replayed(theirs, asked, dialect, place, now)
             turn.task_step = task_step
             turn.index = await recorder.commit(recording, turn, row)
-            recorder.keep_path(recording, turn.index, TokenPath(path, turn.reply), place.parent)
+            recorder.keep_path(recording, turn.turn_id, TokenPath(path, turn.reply), turn.parent_id)
             turns.append(turn)
     finally:
         recording.replaying -= names

@@ -128,7 +128,7 @@ async def on_record(
     for number in islice(_same_prompt(recording, sought.plan), MOST_TURNS):
         turns = await recorder.store.turns(recording.trial_id, start=number, limit=1)
         for turn in turns:
-            if sought.is_of(turn):
+            if turn.turn_id == tree.ids[number] and sought.is_of(turn):
                 answer = answers.setdefault(turn.answer_id or turn.turn_id, _Answer())
                 answer.turns[turn.choice] = turn
                 over = turn.superseded_by is not None or _ended_at(turn) < now - WINDOW_S

@@ -16,34 +16,36 @@ def path(n_bytes: int) -> TokenPath:
 
 def test_a_turn_takes_the_place_of_what_it_goes_on_from() -> None:
     paths = PathCache()
-    paths.put("t", 1.0, 0, path(40), -1)
-    paths.put("t", 1.0, 1, path(80), 0)
-    assert paths.get("t", 1.0, 0) is None
-    assert paths.get("t", 1.0, 1) == path(80) and paths.held_bytes < 80 + 2000
-    paths.put("t", 1.0, 2, path(10**8), 1)  # too large to be kept, and what it goes on from is no end any more
+    paths.put("t", 1.0, "one", path(40), None)
+    paths.put("t", 1.0, "two", path(80), "one")
+    assert paths.get("t", 1.0, "one") is None
+    assert paths.get("t", 1.0, "two") == path(80) and paths.held_bytes < 80 + 2000
+    paths.put(
+        "t", 1.0, "three", path(10**8), "two"
+    )  # too large to be kept, and what it goes on from is no end any more
     assert paths.held_bytes == 0
 
 
 def test_the_least_recently_used_go_first() -> None:
     paths = PathCache(max_bytes=450_000)
     for number in range(4):
-        paths.put("t", 1.0, number, path(100_000), -1)
-    paths.get("t", 1.0, 0)
-    paths.put("t", 1.0, 4, path(100_000), -1)
-    assert paths.get("t", 1.0, 0) is not None and paths.get("t", 1.0, 1) is None
+        paths.put("t", 1.0, f"{number}", path(100_000), None)
+    paths.get("t", 1.0, "0")
+    paths.put("t", 1.0, "4", path(100_000), None)
+    assert paths.get("t", 1.0, "0") is not None and paths.get("t", 1.0, "1") is None
     assert 400_000 < paths.held_bytes <= 450_000
 
 
 def test_one_that_would_push_out_the_others_is_not_kept() -> None:
     paths = PathCache(max_bytes=400)
-    paths.put("t", 1.0, 0, path(101), -1)
-    assert paths.get("t", 1.0, 0) is None and paths.held_bytes == 0
+    paths.put("t", 1.0, "one", path(101), None)
+    assert paths.get("t", 1.0, "one") is None and paths.held_bytes == 0
 
 
 def test_a_trial_whose_name_is_in_use_again_finds_nothing_of_the_one_before() -> None:
     paths = PathCache()
-    paths.put("t", 1.0, 0, path(40), -1)
-    assert paths.get("t", 2.0, 0) is None
+    paths.put("t", 1.0, "one", path(40), None)
+    assert paths.get("t", 2.0, "one") is None
 
 
 def test_short_paths_and_long_replies_weigh_what_they_hold() -> None:
@@ -52,7 +54,7 @@ def test_short_paths_and_long_replies_weigh_what_they_hold() -> None:
         paths = PathCache(max_bytes=2 * 2**20)
         for number in range(20_000):
             reply = {"role": "assistant", "content": "x" * 100, "reasoning_content": f"{number}" * 100}
-            paths.put(f"trial-{number}", 1.0, 0, TokenPath(bytes(40), reply), -1)
+            paths.put(f"trial-{number}", 1.0, f"{number:012x}", TokenPath(bytes(40), reply), None)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -50,8 +50,8 @@ async def test_two_replicas_see_each_others_turns() -> None:
 class SlowTail(MemoryStore):
     """A store that answers `tail` one event-loop turn later, so that requests overlap."""
 
-    async def tail(self, trial_id: str, start: int):  # type: ignore[no-untyped-def]
-        found = await super().tail(trial_id, start)
+    async def tail(self, trial_id: str, start: int, **options):  # type: ignore[no-untyped-def]
+        found = await super().tail(trial_id, start, **options)
         await asyncio.sleep(0)
         return found
 
@@ -191,9 +191,9 @@ async def test_a_replica_that_saw_a_turn_open_reads_it_again_until_it_is_whole()
     store, reads = MemoryStore(), []
 
     class Watched(MemoryStore):
-        async def tail(self, trial_id: str, start: int):  # type: ignore[no-untyped-def]
-            reads.append(start)
-            return await store.tail(trial_id, start)
+        async def tail(self, trial_id: str, start: int, *, known: int = 0):  # type: ignore[no-untyped-def]
+            reads.append((start, known))
+            return await store.tail(trial_id, start, known=known)
 
     one, two = recorder(store), recorder(Watched())
     here = await one.enter("t")
@@ -207,7 +207,8 @@ async def test_a_replica_that_saw_a_turn_open_reads_it_again_until_it_is_whole()
     there = await two.enter("t")
     assert (there.tree.finishes, there.open_elsewhere) == (["stop"] * 3, {})
     await two.enter("t")
-    assert reads == [0, 1, 1, 0, 3], "from the open one on; all anew once it has changed; then only what is new"
+    after = "after the last that is known: from the open one on; all anew once it has changed; then only what is new"
+    assert reads == [(0, 0), (0, 1), (0, 1), (0, 0), (2, 1)], after
 
 
 async def test_a_replica_that_saw_a_turn_open_reads_it_again_once_it_has_grown() -> None:

@@ -111,9 +111,12 @@ class _StoredRow(msgspec.Struct, array_like=True):
 
 
 class EncodedTurn(msgspec.Struct):
-    """A turn ready for rest, but for `refs`, which the store knows. `texts`: settings, tools, images…, messages…, reply."""
+    """A turn ready for rest, but for `refs`, which the store knows. `texts`: settings, tools, images…, messages…, reply.
+    `parent`: as in `TurnMeta`; None where the row names none."""
 
     turn_id: str
+    parent: Any
+    parent_number: int
     row: bytes
     meta: bytes
     ids: bytes
@@ -178,8 +181,9 @@ def encode_turn(turn: Turn, row: IndexRow, said: PromptTexts | None = None) -> E
     timings = turn.timings
     said = said or said_in(turn)
     completion_tokens = turn.completion_tokens
+    parent = pack_id(turn.parent_id)
     meta = TurnMeta(
-        parent=pack_id(turn.parent_id),
+        parent=parent,
         fork_reason=turn.fork_reason,
         attempt=turn.attempt,
         prompt_tokens=None if turn.prompt_tokens == row.path_tokens - completion_tokens else turn.prompt_tokens,
@@ -207,6 +211,8 @@ def encode_turn(turn: Turn, row: IndexRow, said: PromptTexts | None = None) -> E
     )
     return EncodedTurn(
         turn_id=turn.turn_id,
+        parent=parent if row.parent >= 0 else None,
+        parent_number=row.parent,
         row=_encode([pack_id(row.turn_id), *msgspec.structs.astuple(row)[1:]]),
         meta=_encode(meta),
         ids=_encode([turn.new_prompt_ids, turn.completion_ids]),

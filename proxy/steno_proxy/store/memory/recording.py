@@ -6,14 +6,21 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from steno.contracts.notes import Notes
-from steno.contracts.records import Turn
+from steno.contracts.records import IndexRow, Turn
 from steno_proxy.store.claims import Claimed, claimed
 from steno_proxy.store.encoding.annotations import decode_annotation
-from steno_proxy.store.encoding.codec import DecodedTurn, EncodedTurn, decode_entry, decode_turn, join_entry
+from steno_proxy.store.encoding.codec import (
+    DecodedTurn,
+    EncodedTurn,
+    decode_entry,
+    decode_turn,
+    encode_turn,
+    join_entry,
+)
 from steno_proxy.store.encoding.head import Head
 from steno_proxy.store.encoding.texts import StoredText, pack, unpack
 from steno_proxy.store.facets import SessionFacets
-from steno_proxy.store.interface import RetryKey
+from steno_proxy.store.interface import ParentLost, RetryKey
 from steno_proxy.store.retries import TrialRetries
 
 
@@ -55,13 +62,38 @@ class MemoryRecording:
             0, self.run_id, self.agent, head.status != "open", head.end_reason, head.reward, tuple(head.marks)
         )
 
-    def append(self) -> None:
+    def commit(
+        self, number: int, turn: Turn, row: IndexRow, before: DecodedTurn | None, now: float, retry_key: RetryKey | None
+    ) -> None:
+        """Take a turn. before: what is on record of it, open, which it takes the place of. Raises: ParentLost."""
+        encoded, head = encode_turn(turn, row), self.head
+        if before is None and encoded.parent is not None and self.numbers.get(turn.parent_id or "") != row.parent:
+            raise ParentLost(turn.parent_id, row.parent)
+        if before is None:
+            self.numbers[turn.turn_id] = number
+            self._append_turn()
+        self._put(number, encoded, before)
+        if turn.retry_of is not None:
+            self.superseded[turn.retry_of] = turn.turn_id
+        head.updated = now
+        head.first_turn = encoded.began_at if head.first_turn is None else head.first_turn
+        head.completion += encoded.completion_tokens - (before.completion_tokens if before else 0)
+        head.constrained += encoded.constrained_tokens - (before.constrained_tokens if before else 0)
+        if before is None:
+            head.turns += 1
+            head.prompt += encoded.new_prompt_tokens
+            head.forks += encoded.fork
+            if retry_key is not None:
+                self._pair(retry_key, turn, encoded.began_at)
+        self.wake()
+
+    def _append_turn(self) -> None:
         """Room for one more turn."""
         self.turns.append(b"")
         self.ids.append(b"")
         self.logprobs.append(b"")
 
-    def pair(self, retry_key: RetryKey, turn: Turn, began: float) -> None:
+    def _pair(self, retry_key: RetryKey, turn: Turn, began: float) -> None:
         """A turn has come on record: note what supersedes it, and what it does, of the same request at other replicas."""
         superseded = self.superseded
         for earlier, later in self.again.recorded(
@@ -69,7 +101,7 @@ class MemoryRecording:
         ):
             superseded[earlier], self.retries[later] = later, earlier
 
-    def put(self, number: int, encoded: EncodedTurn, before: DecodedTurn | None) -> None:
+    def _put(self, number: int, encoded: EncodedTurn, before: DecodedTurn | None) -> None:
         """A turn in its place, or in that of what was on record of it while it was open."""
         self.turns[number] = join_entry(encoded, self._place(encoded.texts, before.refs[-1] if before else None))
         self.ids[number] = _exact(encoded.ids)

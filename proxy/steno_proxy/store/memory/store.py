@@ -19,7 +19,7 @@ from steno.contracts.notes import Note, Notes, merged
 from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn, TurnAnnotation
 from steno_proxy.store.claims import Claimed, check_claim
 from steno_proxy.store.encoding.annotations import encode_annotation
-from steno_proxy.store.encoding.codec import FIRST_MESSAGE, decode_entry, decode_row, encode_turn, path_ids
+from steno_proxy.store.encoding.codec import FIRST_MESSAGE, decode_entry, decode_row, path_ids
 from steno_proxy.store.encoding.head import borrows, doc_of, head_of, run_of, session_of
 from steno_proxy.store.encoding.images import together
 from steno_proxy.store.encoding.texts import unpack
@@ -236,7 +236,7 @@ class MemoryStore:
 
     # -- the recording
 
-    async def tail(self, trial_id: str, start: int) -> SessionTail:
+    async def tail(self, trial_id: str, start: int, *, known: int = 0) -> SessionTail:
         recording = self._get(trial_id)
         return SessionTail(self._session(trial_id, recording), [decode_row(raw) for raw in recording.turns[start:]])
 
@@ -256,33 +256,15 @@ class MemoryStore:
         if recording is None:
             self._came_late(trial_id, turn, now)
             recording = self._get(trial_id)
-        head = recording.head
         number = recording.numbers.get(turn.turn_id, len(recording.turns))
         before = decode_entry(recording.turns[number]) if turn.turn_id in recording.numbers else None
         if before is None or before.row.finish == OPEN:
-            if head.sealed:
+            if recording.head.sealed:
                 self._came_late(trial_id, turn, now)
                 raise Gone(f"session {trial_id} is closed")
-            if head.status != "open" and not turn.partial:
+            if recording.head.status != "open" and not turn.partial:
                 raise Gone(f"session {trial_id} is closed")
-            encoded = encode_turn(turn, row)
-            if before is None:
-                recording.numbers[turn.turn_id] = number
-                recording.append()
-            recording.put(number, encoded, before)
-            if turn.retry_of is not None:
-                recording.superseded[turn.retry_of] = turn.turn_id
-            head.updated = now
-            head.first_turn = encoded.began_at if head.first_turn is None else head.first_turn
-            head.completion += encoded.completion_tokens - (before.completion_tokens if before else 0)
-            head.constrained += encoded.constrained_tokens - (before.constrained_tokens if before else 0)
-            if before is None:
-                head.turns += 1
-                head.prompt += encoded.new_prompt_tokens
-                head.forks += encoded.fork
-                if retry_key is not None:
-                    recording.pair(retry_key, turn, encoded.began_at)
-            recording.wake()
+            recording.commit(number, turn, row, before, now, retry_key)
         turn.index = number
         return number
 

@@ -35,14 +35,14 @@ from steno_proxy.store.encoding.head import Head, head_from_hash, session_of
 from steno_proxy.store.encoding.images import apart, together
 from steno_proxy.store.encoding.texts import pack, unpack
 from steno_proxy.store.encoding.texts import text as text_of
-from steno_proxy.store.interface import RetryKey, SessionTail, TokenPath
+from steno_proxy.store.interface import ParentLost, RetryKey, SessionTail, TokenPath
 from steno_proxy.store.redis.link.batch import Command
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.schema import TrialKeys, annotations_key, notes_key, trial_keys
 from steno_proxy.store.retries import MOST_PLACES, MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
 
 T = TypeVar("T")
-MISSING, CLOSED, RESEND, OTHER, SEALED, CLAIMED = -1, -2, -3, -4, -6, -7
+MISSING, CLOSED, RESEND, OTHER, SEALED, CLAIMED, NO_PARENT = -1, -2, -3, -4, -6, -7, -8
 """Outcomes of the scripts, as in their headings."""
 CHUNK_TURNS = 64
 NOTES_S = 30 * 86_400.0
@@ -67,7 +67,7 @@ class RedisRecordings:
             script = self._scripts[name] = Script(name)
         return await self._link.run(script, keys, args, writes=writes)
 
-    async def tail(self, trial_id: str, start: int) -> SessionTail:
+    async def tail(self, trial_id: str, start: int, *, known: int = 0) -> SessionTail:
         keys = trial_keys(trial_id)
         commands: list[Command] = [("HGETALL", keys.session), ("GET", keys.doc)]
         if start != NO_ROWS:
@@ -75,7 +75,7 @@ class RedisRecordings:
         fields, doc, *found = await self._link.ask(*commands)
         head = alive(trial_id, fields, doc)
         rows = found[0] if found else []
-        if rows and self._link.waits:
+        if len(rows) > known and self._link.waits:
             # As a write, which waits for replicas: who goes on from a turn that a failover forgets goes on from nothing (I2).
             rows = await self._link.write("LRANGE", keys.turns, start, -1)
         return SessionTail(session_of(trial_id, head, doc), [decode_row(raw) for raw in rows])
@@ -111,6 +111,8 @@ class RedisRecordings:
             everything = await self._packed((pack(text.raw) for text in encoded.texts), long)
             reply = await self._run("commit", keys, _commit_args(encoded, everything, now, which))
         number: int = reply[0]
+        if number == NO_PARENT:
+            raise ParentLost(turn.parent_id, row.parent)
         if number < 0:
             if number in (CLOSED, SEALED):
                 await self._came_late(trial_id, turn, now)
@@ -298,7 +300,7 @@ def _commit_args(encoded: EncodedTurn, packed: Sequence[bytes], now: float, whic
     args: list[Any] = [
         pack_id(encoded.turn_id), state, encoded.row, encoded.meta, encoded.ids, encoded.logprobs,
         encoded.new_prompt_tokens, encoded.completion_tokens, encoded.constrained_tokens, b"1" if encoded.fork else b"0",
-        repr(encoded.began_at), repr(now), pack_id(encoded.retry_of) or b"", *which,
+        repr(encoded.began_at), repr(now), pack_id(encoded.retry_of) or b"", *which, encoded.parent_number, encoded.parent or b"",
     ]  # fmt: skip
     for text, rest in zip(encoded.texts, packed, strict=True):
         args += (text.digest, rest)

@@ -182,9 +182,9 @@ class RedisStore(RedisRecordings):
             raise found
         return found if noted else found.model_copy(update={"notes": None})
 
-    async def tail(self, trial_id: str, start: int) -> SessionTail:
+    async def tail(self, trial_id: str, start: int, *, known: int = 0) -> SessionTail:
         try:
-            return await super().tail(trial_id, start)
+            return await super().tail(trial_id, start, known=known)
         except NotFound:
             await self._check_not_archived(trial_id)
             raise

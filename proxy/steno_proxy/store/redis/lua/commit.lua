@@ -5,11 +5,13 @@
 --       7 new prompt tokens  8 completion tokens  9 constrained tokens  10 fork: "1" | "0"  11 began at  12 now
 --       13 turn_id of the turn whose place this one takes, or ""
 --       14 which choice of which request this is (`retries.py`), or ""  15 what it repeats was on record when it came: "1" | "0"
---       16… one pair per text, the reply last: digest, packed text; an empty packed text is believed to be here already;
+--       16 number of the turn that this one goes on from  17 its turn_id, or ""
+--       18… one pair per text, the reply last: digest, packed text; an empty packed text is believed to be here already;
 --           an empty digest is never looked up (the reply, which nothing else shares)
 -- Returns  {number}; or {-1} no such session, {-2} deleted, or frozen and closed to this turn, {-6} sealed, {-3} a text believed
---          to be here is not: send all of them. The same turn_id again returns the same number, and changes nothing unless the
---          turn on record is still open: then this one takes its place.
+--          to be here is not: send all of them, {-8} what it goes on from is not here under its number.
+--          The same turn_id again returns the same number, and changes nothing unless the turn on record is still open: then
+--          this one takes its place.
 local status, sealed = unpack(redis.call('HMGET', KEYS[1], 'status', 'sealed'))
 if not status then return {-1} end
 if status == 'deleted' then return {-2} end
@@ -22,6 +24,9 @@ if known then
 end
 if sealed then return {-6} end
 if status ~= 'open' and ARGV[2] == '0' then return {-2} end
+if not before and ARGV[17] ~= '' and string.match(redis.call('HGET', KEYS[8], ARGV[17]) or '', '^%d+') ~= ARGV[16] then
+  return {-8}
+end
 
 -- As `TrialRetries.recorded` in retries.py. A retry: began at, count, turn_id, found, took, those waiting; of these: turn_id, partial, again.
 local function supersede(earlier, later)
@@ -63,7 +68,7 @@ local refs = {}
 local missing = {}
 local stored = redis.call('LLEN', KEYS[6])
 local reply_at = before and before[3]
-for i = 16, #ARGV, 2 do
+for i = 18, #ARGV, 2 do
   local digest, packed = ARGV[i], ARGV[i + 1]
   local position = digest ~= '' and (missing[digest] or redis.call('HGET', KEYS[7], digest))
   if reply_at and digest == '' then position = reply_at end
