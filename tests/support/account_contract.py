@@ -13,7 +13,7 @@ from steno.contracts.leases import RunView
 from steno.contracts.records import OPEN
 from steno.contracts.training_steps import TrainingStep
 from steno_proxy.store.borrowing import borrow_turns
-from steno_proxy.store.interface import SessionStore
+from steno_proxy.store.interface import RecordedOtherwise, SessionStore
 from tests.support.groups import RUN, again, end, finished, group, lease, speak, unaccounted
 from tests.support.recordings import session
 
@@ -330,6 +330,31 @@ class AccountContract:
         view = await store.runs.view(RUN, now=20.0)
         assert view.not_trained == {"late": {"l/1": 4 + 4}}
         assert unaccounted(view, one) == {}
+
+    async def test_what_a_turn_samples_after_it_was_gone_on_from_elsewhere_is_late(self, store: SessionStore) -> None:
+        """Its trial goes on; what is on record of the turn is what a trainer gets of it."""
+        await group(store, "g", 1)
+        cut = {"partial": True, "finish_reason": "cancelled"}
+        for tokens in (2, 4):
+            await speak(store, "g.0", tokens, partial=True, finish_reason=OPEN)
+        with pytest.raises(RecordedOtherwise):  # who ends it has read it before it grew
+            await speak(store, "g.0", 2, **cut)
+        await speak(store, "g.0", 4, **cut)
+        for tokens, state in ((5, {"partial": True, "finish_reason": OPEN}), (7, {}), (7, cut)):
+            with pytest.raises(RecordedOtherwise):
+                await speak(store, "g.0", tokens, **state)
+        view = await store.runs.view(RUN, now=9.0)
+        assert (view.sampled, view.not_trained) == ({"l/1": 3}, {"late": {"l/1": 3}}), "once"
+        await end(store, "g.0")
+        [one] = await lease(store)
+        assert one.tokens == {"g.0": {"l/1": 4}}
+        assert unaccounted(await store.runs.view(RUN, now=20.0), one) == {}
+        await store.register(session("alone"))  # nobody accounts for it
+        await speak(store, "alone", 2, **cut)
+        with pytest.raises(RecordedOtherwise):
+            await speak(store, "alone", 3)
+        alone = await store.runs.view(None, now=20.0)
+        assert (alone.sampled, alone.not_trained) == ({}, {})
 
     async def test_a_turn_for_a_deleted_trial_is_booked_as_deleted(self, store: SessionStore) -> None:
         await group(store, "g", 1)

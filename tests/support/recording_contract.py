@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.errors import Gone, NotFound
 from steno.contracts.records import OPEN, ForkReason, TokenSpan, TurnAnnotation, halves_to_bytes
 from steno_proxy.store.borrowing import borrow_turns
-from steno_proxy.store.interface import ParentLost, SessionStore
+from steno_proxy.store.interface import ParentLost, RecordedOtherwise, SessionStore
 from tests.support.recordings import conversation, row, session, turn
 
 END: dict[str, Any] = {"reward": 1.0, "end_reason": "harness", "metrics": {"resolved": 1.0}, "now": 50.0}
@@ -250,7 +250,8 @@ class RecordingContract:
         assert (before.turns, before.constrained_tokens) == (3, 7)
         assert await store.commit("open", begun, row(begun), now=62.0) == 1
         assert await store.commit("open", whole, row(whole), now=63.0) == 1
-        assert await store.commit("open", begun, row(begun), now=64.0) == 1, "too late: the turn is there"
+        with pytest.raises(RecordedOtherwise):  # too late: the turn is there
+            await store.commit("open", begun, row(begun), now=64.0)
         assert await store.turns("open", start=1) == [whole, later]
         assert (await store.tail("open", 1)).rows == [row(whole), row(later)]
         assert (await store.path("open", [1])).reply == whole.reply
@@ -258,6 +259,39 @@ class RecordingContract:
         assert after.completion_tokens - before.completion_tokens == whole.completion_tokens - 10
         assert (after.turns, after.prompt_tokens, after.forks) == (3, before.prompt_tokens, before.forks)
         assert after.constrained_tokens == 6
+
+    async def test_what_is_on_record_of_a_turn_that_was_ended_elsewhere_stays_and_its_own_proxy_is_told(
+        self, store: SessionStore
+    ) -> None:
+        """I1 to I4: a request at another replica has gone on from what was there of it."""
+        await store.register(session("left"))
+        cut = {
+            "completion_ids": bytes(40),
+            "sampling_logprobs": bytes(40),
+            "versions": [TokenSpan(version="a", start=0, end=10)],
+        }
+        begun, sealed, whole, longer = (
+            turn(1, partial=True, finish_reason=OPEN, **cut), turn(1, partial=True, finish_reason="cancelled", **cut),
+            turn(1), turn(1, partial=True, finish_reason="cancelled"),
+        )  # fmt: skip
+        for one in (begun, sealed, sealed):
+            assert await store.commit("left", one, row(one), now=1.0) == 0, "said again, it has succeeded"
+        before = await store.session("left")
+        for late in (whole, longer, begun, turn(1, partial=True, finish_reason=OPEN)):
+            with pytest.raises(RecordedOtherwise, match=f"turn {whole.turn_id} ends on record after 10 tokens") as told:
+                await store.commit("left", late, row(late), now=2.0)
+            assert told.value.recorded_tokens == 10
+        assert (await store.session("left"), await store.turns("left")) == (before, [sealed])
+
+    async def test_what_is_on_record_of_an_open_turn_gets_no_shorter(self, store: SessionStore) -> None:
+        """I3, I4: who ends it has read it before it grew."""
+        await store.register(session("grown"))
+        grown = turn(1, partial=True, finish_reason=OPEN)
+        shorter = turn(1, partial=True, finish_reason="cancelled", completion_ids=bytes(8), sampling_logprobs=bytes(8))
+        await store.commit("grown", grown, row(grown), now=1.0)
+        with pytest.raises(RecordedOtherwise):
+            await store.commit("grown", shorter, row(shorter), now=2.0)
+        assert await store.turns("grown") == [grown]
 
     async def test_watchers_are_told_of_an_open_turn_when_all_of_it_is_there(self, store: SessionStore) -> None:
         await store.register(session("watched"))

@@ -8,6 +8,7 @@ itself is `steno_proxy/sessions/`; what is done with a plan is `steno_proxy/turn
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import OrderedDict
@@ -26,7 +27,7 @@ from steno_proxy.session_cache.session_state import AnswerSoFar, Recording, Runn
 from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.sessions import limits
 from steno_proxy.sessions.tree import Tree
-from steno_proxy.store.interface import ParentLost, RetryKey, SessionStore, SessionTail, TokenPath
+from steno_proxy.store.interface import ParentLost, RecordedOtherwise, RetryKey, SessionStore, SessionTail, TokenPath
 from steno_proxy.tracing.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -276,7 +277,7 @@ class Recorder:
 
         Args: retry_key: as `SessionStore.commit`.
 
-        Raises: Gone (deleted; or frozen, and the turn is not partial), StoreUnavailable (ParentLost).
+        Raises: Gone (deleted; or frozen, and the turn is not partial), RecordedOtherwise, StoreUnavailable (ParentLost).
         """
         began = time.perf_counter()
         if row.finish == OPEN:
@@ -287,6 +288,10 @@ class Recorder:
             metrics.STORE_ERRORS.labels("commit").inc()
             if isinstance(error, ParentLost):
                 self._reread(recording, error.message)
+            raise
+        except RecordedOtherwise:
+            recording.open_here.pop(row.turn_id, None)
+            recording.reset()
             raise
         metrics.COMMIT.observe(time.perf_counter() - began)
         if recording.contradicts(number, row.turn_id):
@@ -318,7 +323,8 @@ class Recorder:
                 error = "proxy_lost: its client went on without the rest"
                 sealed = turn.model_copy(update={"finish_reason": "cancelled", "error": error})
                 ended = msgspec.structs.replace(row, finish="cancelled")
-                await self.store.commit(trial_id, sealed, ended, now=self._clock())
+                with contextlib.suppress(RecordedOtherwise):
+                    await self.store.commit(trial_id, sealed, ended, now=self._clock())
         recording.reset()
         session, rows = await self._tail(trial_id, 0)
         if not recording.turns:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from steno.contracts.chat import Message
-from steno.contracts.errors import StoreUnavailable
+from steno.contracts.errors import Conflict, StoreUnavailable
 from steno.contracts.notes import Note, Notes
 from steno.contracts.records import Group, IndexRow, Session, Turn, TurnAnnotation
 from steno_proxy.store.claims import Claimed
@@ -55,6 +55,23 @@ class ParentLost(StoreUnavailable):
 
     def __init__(self, turn_id: str | None, number: int) -> None:
         super().__init__(f"turn {turn_id}, number {number}, which this answer goes on from, is not on record any more")
+
+
+class RecordedOtherwise(Conflict):
+    """Something else is on record of the turn, and stays: a request at another replica has gone on from what was there of it.
+
+    recorded_tokens: how many completion tokens that is. What was sampled beyond them is booked as `late`."""
+
+    def __init__(self, turn_id: str, recorded_tokens: int) -> None:
+        super().__init__(f"turn {turn_id} ends on record after {recorded_tokens} tokens: its client went on from there")
+        self.recorded_tokens = recorded_tokens
+
+
+def ends_alike(recorded: IndexRow, sent: IndexRow) -> bool:
+    """Whether what is on record of a turn that has ended is what was sent of it: said again, a commit has succeeded. Where the
+    turn stands, and how it was asked, may differ: a turn told again from a record is asked in other words."""
+    ends = [(row.finish, row.partial, row.path_tokens, row.completion_tokens) for row in (recorded, sent)]
+    return ends[0] == ends[1]
 
 
 class RetryKey(NamedTuple):
@@ -197,13 +214,14 @@ class SessionStore(Protocol):
         """Append a turn in one atomic write (I3): the turn, its new messages and tools (stored once each, by digest,
         compressed), its index row, the session's counts and times. Returns the turn's number in commit order, also set
         on `turn.index`. The same turn_id again changes nothing and returns the same number, unless the turn on record is
-        still open (`finish_reason` OPEN): then this one takes its place, under its number.
+        still open (`finish_reason` OPEN): then this one takes its place, under its number, if it has as many tokens.
 
         retry_key: the turn is paired with what came of the same request elsewhere (`asked_again`), whichever is recorded first.
 
         Raises Gone when the session is deleted; or frozen, and the turn is not partial (a partial one is kept: it was in
         flight when the session was frozen); or settled. What a settled or deleted session's run is not told of otherwise, a
-        partial turn that has ended, is booked there as `late` or `deleted`. ParentLost, for a new turn."""
+        partial turn that has ended, is booked there as `late` or `deleted`. RecordedOtherwise, where the same turn_id is on
+        record and stays, and is not what was sent. ParentLost, for a new turn."""
         ...
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:

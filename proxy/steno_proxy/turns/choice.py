@@ -22,7 +22,7 @@ from steno_proxy import metrics
 from steno_proxy.dialects.base import Choice
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
-from steno_proxy.store.interface import TokenPath
+from steno_proxy.store.interface import RecordedOtherwise, TokenPath
 from steno_proxy.turns.continuation import Plan
 from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.turns.turn_record import TurnFacts, turn_of
@@ -179,6 +179,10 @@ class OpenChoice:
                 turn, row = self._record(gone, transcript.delivered)
                 turn.index = await recorder.commit(self._recording, turn, row, self.facts.request)
                 raise
+        except RecordedOtherwise as other:
+            self._count_late(other.recorded_tokens)
+            if error is None:
+                raise
         except StenoError as failure:
             if turn.index < 0:
                 metrics.UNRECORDED_TOKENS.labels(failure.code).inc(transcript.tokens)
@@ -215,6 +219,15 @@ class OpenChoice:
         if self._recorder.traces is not None and session is not None:
             facts = self.facts
             self._recorder.traces.turn(session, turn, traceparent=facts.asked.traceparent, moves=facts.moves)
+
+    def _count_late(self, recorded_tokens: int) -> None:
+        """Its client has gone on elsewhere from what was on record of it: the rest of what was sampled came too late."""
+        tokens = self.transcript.tokens
+        late = max(tokens - recorded_tokens, 0)
+        metrics.COMPLETION_TOKENS.inc(tokens - late)
+        metrics.LATE_TOKENS.inc(late)
+        words = "turn %s: %d of its %d tokens came after its client had gone on from it at another replica"
+        log.info(words, self.transcript.turn_id, late, tokens)
 
     def _count(self, turn: Turn) -> None:
         dialect, tokens = turn.dialect, self.transcript.tokens

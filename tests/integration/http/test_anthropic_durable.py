@@ -17,17 +17,21 @@ import pytest
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import OPEN, IndexRow, Turn, bytes_to_ids
 from steno.contracts.wire.frames import Generate
+from steno_proxy import metrics
 from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.stack import ROOT
 from tests.support.stack import running as stack_running
+from tests.support.tokens import counters
 from tests.support.waiting import until
 
 ASKED: dict[str, Any] = {"role": "user", "content": "hi"}
 TEXT = {"role": "assistant", "content": [{"type": "text", "text": "ab"}]}
 MORE = {"role": "user", "content": "go on"}
+THEN = {"role": "assistant", "content": [{"type": "text", "text": "then"}]}
+COUNTED = ("steno_proxy_completion_tokens_total", "steno_proxy_unrecorded_tokens_total")
 CALLS = [("own-1", "f", "{}"), ("own-2", "g", "{}")]
 # Tokens of Say("ab", calls=CALLS): a, b, the first call, the second call, the stop id.
 FIRST_CALL, SECOND_CALL, LAST = 2, 3, 4
@@ -228,19 +232,39 @@ async def test_a_replica_that_saw_a_turn_while_it_was_open_sees_it_whole() -> No
 
 
 async def test_a_turn_that_its_client_left_for_another_replica_does_not_grow_any_more() -> None:
-    """The first proxy does not know that nobody listens: what it commits later must not change what the other goes on from."""
+    """The first proxy does not know that nobody listens: what it commits later must not change what the other goes on from. Nor
+    does it take for recorded what is not: it tells nobody so (I3), books its tokens (I4), and goes on from what is (I1, I2)."""
     gate, store = asyncio.Event(), MemoryStore()
     engine = ParrotEngine(lambda request: says(request, gates={SECOND_CALL: gate}))
     async with running(engine, store=store) as one, running(ParrotEngine(says), store=store) as two:
+        assert (await one.http.post("/sessions/t", json={"run_id": "r"})).status_code == 200
+        before, late = await asyncio.to_thread(counters, one.url + "/metrics"), metrics.LATE_TOKENS._value
+        late_before = late.get()
         went_on = ask_again(two)
         events = [event async for event in _until_closed(stream(one, "t", ASKED), gate, went_on)]
-        assert events[-1]["type"] == "message_stop"
+        assert events[-1]["type"] == "error"
         left, then = await store.turns("t")
         assert (left.finish_reason, left.partial, left.completion_tokens) == ("cancelled", True, 3)
         assert left.error is not None and left.error.startswith("proxy_lost")
         assert (then.parent_id, then.fork_reason) == (left.turn_id, None)
         samples = (await one.http.get("/sessions/t/samples")).json()["items"]
         assert [sample["turn_ids"] for sample in samples] == [[left.turn_id, then.turn_id]]
+        await until(lambda: late.get() - late_before == one.app.state.hub.counts.tokens - 3)
+        after = await asyncio.to_thread(counters, one.url + "/metrics")
+        assert [after[name] - before[name] for name in COUNTED] == [3 + then.completion_tokens, 0]
+        booked = (await store.runs.view("r")).not_trained
+        assert list(booked) == ["late"] and booked["late"]["base/0"] in (1, LAST + 1 - 3)
+
+        call = next(e["content_block"] for e in events if e.get("content_block", {}).get("type") == "tool_use")
+        whole = {"role": "assistant", "content": [*TEXT["content"], call]}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}]}
+        await ask(one, "t", ASKED, TEXT, MORE, THEN, MORE)
+        await ask(one, "t", ASKED, whole, result)
+        *_, kept, full = await store.turns("t")
+        path = b"".join(turn.new_prompt_ids + turn.completion_ids for turn in (left, then))
+        assert (kept.parent_id, kept.fork_reason) == (then.turn_id, None)
+        assert (full.parent_id, full.fork_reason) == (None, "assistant_rewritten")
+        assert [request.prefix_ids for request in one.engine.requests[1:]] == [path, b""]
 
 
 def ask_again(proxy: Proxy) -> Any:

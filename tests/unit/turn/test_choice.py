@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from steno.contracts.chat import Sampling, ToolCallPiece
-from steno.contracts.errors import EngineFailed, Gone, StoreUnavailable
+from steno.contracts.errors import EngineFailed, Gone, StenoError, StoreUnavailable
 from steno.contracts.records import floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish, Started
 from steno_proxy import metrics
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.store.interface import RecordedOtherwise
 from steno_proxy.store.memory.store import MemoryStore
 from tests.support.choices import TURN, Said
 
@@ -120,6 +122,33 @@ async def test_all_tokens_of_a_turn_that_could_not_be_recorded_are_counted() -> 
     with pytest.raises(StoreUnavailable):
         await said.choice.committed(None)
     assert counter._value.get() - before == 2
+
+
+@pytest.mark.parametrize("error", [None, EngineFailed("gone")])
+async def test_what_comes_after_its_client_went_on_elsewhere_is_late_and_whoever_waits_is_told(
+    error: StenoError | None,
+) -> None:
+    """I3, I4. What is on record of it counts as recorded; the rest is no place to go on from."""
+    counters = metrics.COMPLETION_TOKENS._value, metrics.LATE_TOKENS._value
+    said = await Said.begin()
+    said.hear(delta(7, content="a"), delta(8, tool_calls=[ToolCallPiece(0, "{", "", "look")]))
+    await said.choice.saved()
+    elsewhere = Recorder(said.store, cache_bytes=2**20, implicit=True)
+    await elsewhere.seal(await elsewhere.enter("trial"), 0)
+    before = [counter.get() for counter in counters]
+    for event in (delta(9, content="b"), Finish(1, "stop", 3)):
+        said.choice.transcript.take(event)
+    if error is None:
+        with pytest.raises(RecordedOtherwise):
+            await said.choice.committed(None)
+    else:
+        await said.choice.committed(error)  # which is what whoever waits is told
+    assert [counter.get() - were for counter, were in zip(counters, before, strict=True)] == [2, 1]
+    [turn] = await said.store.turns("trial")
+    assert (turn.finish_reason, turn.completion_tokens) == ("cancelled", 2)
+    here = await said.choice._recorder.enter("trial")
+    assert (here.tree.finishes, here.tree.tokens[0], here.open_here) == (["cancelled"], 3, {})
+    assert (await said.choice._recorder.path(here, 0, here.tree)).ids == turn.new_prompt_ids + turn.completion_ids
 
 
 async def test_a_turn_is_committed_after_the_write_of_its_open_state() -> None:

@@ -12,6 +12,7 @@ from steno.contracts.records import OPEN, IndexRow, Session, Timings, Turn
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import OPEN_WAIT_S
 from steno_proxy.sessions.messages.normalise import message_digest
+from steno_proxy.store.interface import RecordedOtherwise
 from steno_proxy.store.memory.store import MemoryStore
 
 USER = {"role": "user", "content": "hi"}
@@ -187,6 +188,24 @@ async def test_a_turn_that_grows_while_it_is_sealed_is_left_as_it_is() -> None:
     assert (on_record.finish_reason, on_record.completion_tokens) == (OPEN, 2)
 
 
+async def test_a_turn_that_ends_while_it_is_sealed_is_left_as_it_is() -> None:
+    """Its proxy was faster, after it was read."""
+
+    class EndsMeanwhile(MemoryStore):
+        async def turns(self, trial_id: str, **options):  # type: ignore[no-untyped-def]
+            found = await super().turns(trial_id, **options)
+            await one.commit(here, *turn_and_row(0))
+            return found
+
+    store = EndsMeanwhile()
+    one, two = recorder(store), recorder(store)
+    here = await one.enter("t")
+    await one.commit(here, *open_turn(0))
+    there = await two.enter("t")
+    await two.seal(there, 0)
+    assert (there.tree.finishes, here.tree.finishes) == (["stop"], ["stop"])
+
+
 async def test_a_replica_that_saw_a_turn_open_reads_it_again_until_it_is_whole() -> None:
     store, reads = MemoryStore(), []
 
@@ -259,7 +278,7 @@ async def test_overlapping_requests_and_an_open_turn_of_a_replica() -> None:
 
 
 async def test_an_open_turn_that_is_gone_on_from_is_sealed() -> None:
-    """What its proxy commits later changes nothing; had it been faster, there would be nothing to seal."""
+    """What its proxy commits later changes nothing, and it is told so; had it been faster, there would be nothing to seal."""
     store = MemoryStore()
     one, two = recorder(store), recorder(store)
     here = await one.enter("t")
@@ -271,7 +290,8 @@ async def test_an_open_turn_that_is_gone_on_from_is_sealed() -> None:
     assert there.tree.finishes == [OPEN, "stop"]
     await two.seal(there, 0)
     assert (there.tree.finishes, there.open_elsewhere) == (["cancelled", "stop"], {})
-    await one.commit(here, *turn_and_row(0))
+    with pytest.raises(RecordedOtherwise):
+        await one.commit(here, *turn_and_row(0))
     first, _ = await store.turns("t")
     assert (first.finish_reason, first.partial) == ("cancelled", True)
     assert first.error is not None and first.error.startswith("proxy_lost")

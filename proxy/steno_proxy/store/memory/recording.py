@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from steno.contracts.notes import Notes
-from steno.contracts.records import IndexRow, Turn
+from steno.contracts.records import OPEN, IndexRow, Turn
 from steno_proxy.store.claims import Claimed, claimed
 from steno_proxy.store.encoding.annotations import decode_annotation
 from steno_proxy.store.encoding.codec import (
@@ -146,6 +146,11 @@ class MemoryRecording:
         )  # fmt: skip
         turn.annotation = decode_annotation(self.annotations.get(turn.turn_id))
         return turn
+
+
+def stays(before: DecodedTurn, turn: Turn) -> bool:
+    """Whether what is on record of a turn gives way to nothing that is sent of it now: it has ended, or has more tokens."""
+    return before.row.finish != OPEN or turn.completion_tokens < before.completion_tokens
 
 
 def _exact(raw: bytes) -> bytes:

@@ -25,12 +25,12 @@ from steno_proxy.store.encoding.images import together
 from steno_proxy.store.encoding.texts import unpack
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, agent_of
 from steno_proxy.store.groups import same_group, with_recorded_ids
-from steno_proxy.store.interface import RetryKey, SessionListPage, SessionTail, TokenPath
+from steno_proxy.store.interface import RecordedOtherwise, RetryKey, SessionListPage, SessionTail, TokenPath, ends_alike
 from steno_proxy.store.memory.lists import MemoryLists
-from steno_proxy.store.memory.recording import MemoryRecording
+from steno_proxy.store.memory.recording import MemoryRecording, stays
 from steno_proxy.store.memory.runs import MemoryRuns
 from steno_proxy.store.policies import MemoryPolicies
-from steno_proxy.store.runs.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
+from steno_proxy.store.runs.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns, tokens_of
 from steno_proxy.store.timed import look_at
 from steno_proxy.store.token_texts import MemoryTokenTexts
 from steno_proxy.store.views import END, Event, ListPosition, end_event, position, turn_events, turns_seen
@@ -258,7 +258,11 @@ class MemoryStore:
             recording = self._get(trial_id)
         number = recording.numbers.get(turn.turn_id, len(recording.turns))
         before = decode_entry(recording.turns[number]) if turn.turn_id in recording.numbers else None
-        if before is None or before.row.finish == OPEN:
+        if before is not None and stays(before, turn):
+            if not ends_alike(before.row, row):
+                self._came_late(trial_id, turn, now, tokens_of([recording.turns[number]]))
+                raise RecordedOtherwise(turn.turn_id, before.completion_tokens)
+        else:
             if recording.head.sealed:
                 self._came_late(trial_id, turn, now)
                 raise Gone(f"session {trial_id} is closed")
@@ -268,20 +272,23 @@ class MemoryStore:
         turn.index = number
         return number
 
-    def _came_late(self, trial_id: str, turn: Turn, now: float) -> None:
-        """A turn for a record that takes none any more."""
-        if not turn.partial or turn.finish_reason == OPEN:
+    def _came_late(self, trial_id: str, turn: Turn, now: float, recorded: Tokens | None = None) -> None:
+        """A turn for a record that takes none any more, or that has something else of it for good: `recorded`."""
+        if turn.finish_reason == OPEN or (recorded is None and not turn.partial):
             return
         recording = self._recordings.get(trial_id)
         if recording is not None:
-            counted = open_turns(recording.turns).get(turn.turn_id, {})
+            counted = open_turns(recording.turns).get(turn.turn_id, {}) if recorded is None else recorded
             run_id, reason = run_of(recording.doc), NotTrained.LATE
+            if not accountable(recording.head.group, run_id):
+                return
         elif self._buried(trial_id) and trial_id in self._buried_of:
             run_id, still_open = self._buried_of[trial_id]
             counted, reason = still_open.get(turn.turn_id, {}), NotTrained.DELETED
         else:
             return
-        self.runs.came_late(run_id, trial_id, turn.turn_id, late_tokens(turn, counted), reason, now)
+        if tokens := late_tokens(turn, counted):
+            self.runs.came_late(run_id, trial_id, turn.turn_id, tokens, reason, now)
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
         recording = self._recordings.get(trial_id)

@@ -21,7 +21,7 @@ from steno_proxy.store.encoding.head import Head, borrows, head_from_hash, run_o
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import trial_keys
-from steno_proxy.store.runs.settlement import BOOKED, accountable, ended, late_tokens, open_turns
+from steno_proxy.store.runs.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns
 
 _CHUNK = 256
 """Turns read in one reply, some 60 KB."""
@@ -72,9 +72,12 @@ class RedisAccounts:
             if len(chunk) < _CHUNK:
                 return turns
 
-    async def came_late(self, trial_id: str, turn: Turn, now: float) -> None:
-        """A turn for a record that takes none any more: its tokens are booked, less what was counted of it while it was open."""
-        if not turn.partial or turn.finish_reason == OPEN:
+    async def came_late(self, trial_id: str, turn: Turn, now: float, recorded: Tokens | None = None) -> None:
+        """A turn for a record that takes none any more: its tokens are booked, less what was counted of it while it was open.
+
+        Args: recorded: what is on record of it for good, where that is why it was refused.
+        """
+        if turn.finish_reason == OPEN or (recorded is None and not turn.partial):
             return
         keys = trial_keys(trial_id)
         fields, doc = await self._link.ask(("HGETALL", keys.session), ("GET", keys.doc))
@@ -85,10 +88,13 @@ class RedisAccounts:
             run_id, reason = run_of(doc), NotTrained.LATE
             if not accountable(head_from_hash(fields).group, run_id):
                 return
-            counted = open_turns(await self._turns(trial_id)).get(turn.turn_id, {})
+            if recorded is None:
+                recorded = open_turns(await self._turns(trial_id)).get(turn.turn_id, {})
         elif b"late" in fields:
             found: dict[str, Any] = msgspec.json.decode(fields[b"late"])
-            run_id, reason, counted = found["run"], NotTrained.DELETED, found["open"].get(turn.turn_id, {})
+            run_id, reason = found["run"], NotTrained.DELETED
+            recorded = found["open"].get(turn.turn_id, {}) if recorded is None else recorded
         else:
             return
-        await self._runs.came_late(run_id, trial_id, turn.turn_id, late_tokens(turn, counted), reason, now)
+        if tokens := late_tokens(turn, recorded):
+            await self._runs.came_late(run_id, trial_id, turn.turn_id, tokens, reason, now)

@@ -35,11 +35,12 @@ from steno_proxy.store.encoding.head import Head, head_from_hash, session_of
 from steno_proxy.store.encoding.images import apart, together
 from steno_proxy.store.encoding.texts import pack, unpack
 from steno_proxy.store.encoding.texts import text as text_of
-from steno_proxy.store.interface import ParentLost, RetryKey, SessionTail, TokenPath
+from steno_proxy.store.interface import ParentLost, RecordedOtherwise, RetryKey, SessionTail, TokenPath, ends_alike
 from steno_proxy.store.redis.link.batch import Command
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.schema import TrialKeys, annotations_key, notes_key, trial_keys
 from steno_proxy.store.retries import MOST_PLACES, MOST_REFUSALS, MOST_RETRIES, REFUSED_S, RETRY_MEMORY_S, place
+from steno_proxy.store.runs.settlement import Tokens, tokens_of
 
 T = TypeVar("T")
 MISSING, CLOSED, RESEND, OTHER, SEALED, CLAIMED, NO_PARENT = -1, -2, -3, -4, -6, -7, -8
@@ -117,6 +118,11 @@ class RedisRecordings:
             if number in (CLOSED, SEALED):
                 await self._came_late(trial_id, turn, now)
             refuse(trial_id, number)
+        for entry in reply[1:]:
+            on_record = decode_entry(entry)
+            if not ends_alike(on_record.row, row):
+                await self._came_late(trial_id, turn, now, tokens_of([entry]))
+                raise RecordedOtherwise(turn.turn_id, on_record.completion_tokens)
         self._known.add(trial_id, encoded)
         turn.index = number
         if long:
@@ -145,8 +151,8 @@ class RedisRecordings:
     async def _packed(self, packed: Iterable[bytes], long: bool) -> list[bytes]:
         return await self._in_slices(packed) if long else list(packed)
 
-    async def _came_late(self, trial_id: str, turn: Turn, now: float) -> None:
-        """A turn was refused, since its session takes none any more."""
+    async def _came_late(self, trial_id: str, turn: Turn, now: float, recorded: Tokens | None = None) -> None:
+        """A turn was refused, since its session takes none any more, or since something else is on record of it: `recorded`."""
         raise NotImplementedError
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:

@@ -48,7 +48,7 @@ from steno_proxy.store.redis.recordings import (
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, kept_key, trial_keys
 from steno_proxy.store.redis.token_texts import RedisTokenTexts
-from steno_proxy.store.runs.settlement import accountable
+from steno_proxy.store.runs.settlement import Tokens, accountable
 from steno_proxy.store.timed import look_at
 from steno_proxy.store.views import Event, ListPosition, position
 
@@ -354,8 +354,8 @@ class RedisStore(RedisRecordings):
         for member in self._unsettled.pop(trial_id, []):
             await self._index.withdraw(member)
 
-    async def _came_late(self, trial_id: str, turn: Turn, now: float) -> None:
-        await self._accounts.came_late(trial_id, turn, now)
+    async def _came_late(self, trial_id: str, turn: Turn, now: float, recorded: Tokens | None = None) -> None:
+        await self._accounts.came_late(trial_id, turn, now, recorded)
 
     async def delete(self, trial_id: str, *, now: float, tombstone_s: float) -> None:
         await self.departures.delete(trial_id, now=now, tombstone_s=tombstone_s)

@@ -91,7 +91,8 @@ def open_turns(turns: Iterable[bytes]) -> dict[str, Tokens]:
 
 
 def late_tokens(turn: Turn, counted: Tokens) -> Tokens:
-    """Sampled tokens of a turn that its trial's record does not take any more, less what was counted of it while it was open."""
+    """Sampled tokens of a turn that its trial's record does not take any more, less what is counted of it: while it was open, or
+    as it ended there."""
     tokens: Tokens = {}
     _count(tokens, [(span.version, span.start, span.end) for span in turn.versions], len(turn.completion_ids) // 4)
     return {version: more for version, count in tokens.items() if (more := count - counted.get(version, 0)) > 0}

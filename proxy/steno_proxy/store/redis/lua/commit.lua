@@ -10,8 +10,8 @@
 --           an empty digest is never looked up (the reply, which nothing else shares)
 -- Returns  {number}; or {-1} no such session, {-2} deleted, or frozen and closed to this turn, {-6} sealed, {-3} a text believed
 --          to be here is not: send all of them, {-8} what it goes on from is not here under its number.
---          The same turn_id again returns the same number, and changes nothing unless the turn on record is still open: then
---          this one takes its place.
+--          The same turn_id again changes nothing unless the turn on record is still open: then this one takes its place, if it
+--          has as many tokens. Else {number, element of turns}: the caller sees whether that is what it sent.
 local status, sealed = unpack(redis.call('HMGET', KEYS[1], 'status', 'sealed'))
 if not status then return {-1} end
 if status == 'deleted' then return {-2} end
@@ -20,7 +20,9 @@ local number, before  -- before: completion tokens, constrained tokens, position
 if known then
   number = tonumber(string.match(known, '^%d+'))
   before = {string.match(known, '!(%d+),(%d+),(%d+)$')}
-  if #before == 0 then return {number} end
+  if #before == 0 or tonumber(ARGV[8]) < tonumber(before[1]) then
+    return {number, redis.call('LINDEX', KEYS[3], number)}
+  end
 end
 if sealed then return {-6} end
 if status ~= 'open' and ARGV[2] == '0' then return {-2} end
