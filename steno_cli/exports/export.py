@@ -64,7 +64,9 @@ def export_sessions(
     chosen = file_format or (ExportFormat.PARQUET if to is not None and to.suffix == ".parquet" else ExportFormat.JSONL)
     of_records = chosen in (ExportFormat.JSONL, ExportFormat.PARQUET)
     if records is not None and not of_records:
-        raise ConfigError(f"--records: got {records.value}, but --format {chosen.value} makes its own rows: use jsonl or parquet")
+        raise ConfigError(
+            f"--records: got {records.value}, but --format {chosen.value} makes its own rows: use jsonl or parquet"
+        )
     if whole_prompts and chosen is not ExportFormat.ATIF:
         raise ConfigError(f"--whole-prompts: only with --format atif, got --format {chosen.value}")
     kind = records or Records.TURNS

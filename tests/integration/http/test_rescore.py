@@ -277,7 +277,7 @@ async def test_where_there_are_no_keys_nothing_is_withheld_on_record_and_tasks_b
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--run", "nobody"], "no group is on record of run 'nobody'"),
+        (["--run", "nobody"], "no group of run 'nobody' is on record"),
         (["--as", "r"], "--as: got 'r', which is --run"),
         (["--hide", "x"], "--hide: needs --tasks"),
     ],

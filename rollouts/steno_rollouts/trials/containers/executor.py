@@ -257,8 +257,8 @@ class ContainerExecutor(Executor):
                 said = str(error).partition(" exec: ")[2] or str(error)
                 raise Unreachable(
                     f"the proxy can't be reached from the sandbox of {job.trial_id}: GET {route.origin}{route.health} from "
-                    f"inside it failed (by 127.0.0.1:{PORT} there and container {forwarder}, passed on by these rollouts): {said}. "
-                    "Trials' URLs have this address: set the proxy's --public-url to one that this machine reaches"
+                    f"inside it failed (by 127.0.0.1:{PORT} there and container {forwarder}, passed on by these rollouts): "
+                    f"{said}. Trials' URLs have this address: set the proxy's --public-url to one that this machine reaches"
                 ) from None
             self._reached.add(route.origin)
 
