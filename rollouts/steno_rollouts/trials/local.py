@@ -207,8 +207,8 @@ def _started_at(pid: int) -> str:
 
 def _stat(pid: int) -> list[str]:
     """Fields from the state on (proc(5) counts it as the third); empty where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    try:  # the name before them may be any bytes
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
     except OSError:
         return []
 

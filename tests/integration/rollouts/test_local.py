@@ -38,7 +38,10 @@ def job(folder: Path, *command: str, timeout_s: float | None = 120.0) -> TrialJo
 def alive(path: Path) -> bool:
     """Whether the process whose number is in the file runs."""
     try:
-        return Path(f"/proc/{path.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{path.read_text().strip()}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            != "Z"
+        )
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -72,6 +75,17 @@ async def test_what_a_command_leaves_behind_is_ended_with_it(folder: Path) -> No
     ended = await LocalExecutor().run(job(folder, "sh", "-c", "sleep 600 & echo $! > child.pid"))
     assert ended == Exit(0)
     await gone(folder / "work" / "child.pid")
+
+
+async def test_a_process_may_have_any_name(folder: Path) -> None:
+    """The kernel cuts it after 15 bytes, here in the middle of a character."""
+    program = folder / "work" / ("a" * 14 + "é.sh")
+    program.write_text("#!/bin/sh\necho $$ > child.pid\nsleep 600\n")
+    program.chmod(0o755)
+    command = f"'{program}' & until [ -s child.pid ]; do sleep 0.02; done"
+    assert await LocalExecutor().run(job(folder, "sh", "-c", command)) == Exit(0)
+    await gone(folder / "work" / "child.pid")
+    assert not (folder / "pid").exists()
 
 
 async def test_what_a_command_leaves_behind_in_another_process_group_is_ended_with_it(folder: Path) -> None:

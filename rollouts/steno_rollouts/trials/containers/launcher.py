@@ -66,7 +66,9 @@ def _digest(place: str) -> str:
 def _began(pid: int) -> str:
     """In clock ticks since boot; "": there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
+        )  # a name is any bytes
     except OSError:
         return ""
     return "" if fields[0] == "Z" else fields[19]
