@@ -36,7 +36,7 @@ def label_of(task: Mapping[str, Any], field: str) -> str | None:
 def bounded(found: Mapping[str, list[float]]) -> dict[str, list[float]]:
     """The first `MOST_NAMES`, in the order of their names."""
     if len(found) > MOST_NAMES:
-        _say_once(len(found))
+        _say_once()
     return dict(sorted(found.items())[:MOST_NAMES])
 
 
@@ -50,5 +50,5 @@ def _cut(name: str) -> str:
 
 
 @cache
-def _say_once(found: int) -> None:
-    log.warning("%d names of metrics or of tasks' values: the first %d, by name, are reported", found, MOST_NAMES)
+def _say_once() -> None:
+    log.warning("a step has more than %d metrics, or values of report_by: the first, by name, are reported", MOST_NAMES)

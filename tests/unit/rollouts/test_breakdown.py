@@ -26,10 +26,10 @@ def test_names_are_bounded_and_that_is_said_once(caplog: pytest.LogCaptureFixtur
     breakdown._say_once.cache_clear()
     many = {f"m{n:03}": float(n) for n in range(MOST_NAMES + 5)}
     with caplog.at_level(logging.WARNING):
-        first, second = metric_means([many]), metric_means([many])
+        first, second = metric_means([many]), metric_means([many, {"zz": 1.0}])
     assert list(first) == [f"m{n:03}" for n in range(MOST_NAMES)] and first == second
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        f"{MOST_NAMES + 5} names of metrics or of tasks' values"
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        f"a step has more than {MOST_NAMES} metrics"
     ]
     assert list(metric_means([{"a\nb" * 100: 1.0}])) == [("a b" * 100)[:MOST_CHARS]]
 

@@ -221,8 +221,8 @@ class Checkpoints:
         if saved.begun_from and saved.begun_from != self._begun_from:
             raise BadCheckpoint(
                 f"{folder}: model: got {engine.settings.model} (weights {self._begun_from}), must be {saved.model} (weights "
-                f"{saved.begun_from}), wherever it lies now, as when this run began; to train another model, start anew, in "
-                f"another checkpoint_dir",
+                f"{saved.begun_from}), wherever it lies now, as when this run began; to train another model, start "
+                f"anew, in another checkpoint_dir (where the first weights are gone: from the checkpoint's weights-… folder)",
                 field="model",
             )
         return saved

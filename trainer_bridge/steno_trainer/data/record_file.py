@@ -7,6 +7,7 @@ memory. Nothing is tokenised, and nothing of a sample is changed.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from pydantic import ValidationError
 from steno.config.extras import how_to_install
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import Sample
+
+log = logging.getLogger(__name__)
 
 _NESTED = ("turn_ids", "spans", "completions")
 """Columns of Parquet that are JSON text."""
@@ -91,25 +94,29 @@ class RecordFile:
         return found
 
     def check(self) -> None:
-        """Read each sample that can be trained once, group by group, and keep none. Raises: ConfigError: as `samples`."""
-        for group in self.groups.values():
-            self.samples(group)
+        """Read each sample that can be trained once, in the file's order, and keep none. Raises: ConfigError: as `samples`."""
+        rewards: dict[str, tuple[float | None, int]] = {}
+        rows = [row for group in self.groups.values() for row in zip(group.rows, group.places, strict=True)]
+        log.info("%s: reading %d samples of %d groups to check them", self.path, len(rows), len(self.groups))
+        for number, place in sorted(rows):
+            self._checked(number, place, rewards)
 
     def samples(self, group: RecordedGroup) -> list[Sample]:
         """Raises: ConfigError: a row is no sample, or a trial has several rewards: names row and trial."""
-        found: list[Sample] = []
         rewards: dict[str, tuple[float | None, int]] = {}
-        for number, place in zip(group.rows, group.places, strict=True):
-            sample = self._sample(number, place)
-            before, row = rewards.setdefault(sample.trial_id, (sample.reward, number))
-            if before != sample.reward:
-                words = f"reward: got {sample.reward}, must be {before} as in row {row}: a trial has one"
-                raise _wrong(self.path, number, f"trial {sample.trial_id}: {words}")
-            found.append(sample)
-        return found
+        return [self._checked(number, place, rewards) for number, place in zip(group.rows, group.places, strict=True)]
 
     def close(self) -> None:
         self._rows.close()
+
+    def _checked(self, number: int, place: int, rewards: dict[str, tuple[float | None, int]]) -> Sample:
+        """Args: rewards: of each trial so far, and of which row."""
+        sample = self._sample(number, place)
+        before, row = rewards.setdefault(sample.trial_id, (sample.reward, number))
+        if before != sample.reward:
+            words = f"reward: got {sample.reward}, must be {before} as in row {row}: a trial has one"
+            raise _wrong(self.path, number, f"trial {sample.trial_id}: {words}")
+        return sample
 
     def _sample(self, number: int, place: int) -> Sample:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,6 +80,8 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         self._make = _imported("tensorboardX", "tensorboard_dir").SummaryWriter
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # said now, and not at each step
+            pass
         self._folder = folder
         self._writer: Any = None  # from the first line on, which says where this trainer begins
 
