@@ -121,7 +121,7 @@ def one_line_errors() -> Iterator[None]:
     except PermissionError as error:
         if not isinstance(error.filename, str):
             raise
-        _fail(f"{error.filename}: {error.strerror}", EXIT_USAGE)
+        _fail(f"{error.filename}: {error.strerror}", EXIT_FAILURE)  # it may be so for a while: a server of files, say
     except KeyboardInterrupt:
         sys.exit(130)
 

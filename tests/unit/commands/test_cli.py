@@ -166,7 +166,7 @@ def test_a_proxy_that_is_not_there_is_one_line_and_exit_code_1() -> None:
             2,
             "this needs pyarrow: ",
         ),
-        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), 2, "error: /root/x: Permission denied"),
+        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), 1, "error: /root/x: Permission denied"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
