@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,6 +83,8 @@ class Fleet:
         )
 
     def open(self, meeting: NcclRendezvous) -> Recorded:
+        while meeting not in self.proxy.meetings:  # workers join once they have been told of it
+            time.sleep(0.005)
         self.groups.append(Recorded(meeting, self.proxy.sent))
         return self.groups[-1]
 
