@@ -30,7 +30,9 @@ from steno_proxy.store.places import ArchivePlace
 T = TypeVar("T")
 IDENTITY = "archive.json"
 READERS = 16
-"""Calls at a time that change nothing: a page of a list reads as many sessions as it has."""
+"""Calls at a time that change nothing."""
+PAGE_READERS = 12
+"""Of these, for the pages of lists, which read as many sessions as they have: the rest is for who reads one."""
 CALL_S = 30.0
 """How long a call may take that moves little, with its wait for a reader."""
 WHOLE_S = 120.0
@@ -62,6 +64,7 @@ class ObjectStorage:
         self._local = isinstance(self._fs, LocalFileSystem)
         self._readers = DaemonThreads("steno-archive-reader", READERS)
         self._writer = DaemonThreads("steno-archive-writer", 1)
+        self._of_pages = asyncio.Semaphore(PAGE_READERS)
 
     def _path(self, *names: str) -> str:
         return "/".join((self._root.rstrip("/"), *names))
@@ -193,7 +196,9 @@ class ObjectStorage:
         return await self._of(trial_id, place, place.length, read)
 
     async def heads(self, places: Sequence[tuple[str, ArchivePlace]]) -> list[Session | ArchiveUnreadable]:
-        """The sessions at these places, or why one can't be read."""
+        """The sessions at these places, or why one can't be read. Each has its time from when it is its turn; where one had no
+        answer in time, those behind it are not asked for."""
+        hangs = False
 
         def head(trial_id: str, place: ArchivePlace) -> Session:
             found = unpack_head(self._cut(place, place.head_bytes))
@@ -201,10 +206,15 @@ class ObjectStorage:
             return found
 
         async def one(trial_id: str, place: ArchivePlace) -> Session | ArchiveUnreadable:
-            try:
-                return await self._of(trial_id, place, place.head_bytes, head, trial_id, place)
-            except ArchiveUnreadable as error:
-                return error
+            nonlocal hangs
+            async with self._of_pages:
+                try:
+                    if hangs:
+                        raise self._unreadable(trial_id, place, "others of this page had no answer in time")
+                    return await self._of(trial_id, place, place.head_bytes, head, trial_id, place)
+                except ArchiveUnreadable as error:
+                    hangs = hangs or isinstance(error.__cause__, TimeoutError)
+                    return error
 
         return await asyncio.gather(*(one(trial_id, place) for trial_id, place in places))
 
@@ -213,9 +223,12 @@ class ObjectStorage:
             return await self._readers.do(CALL_S + size / READ_BYTES_PER_S, call, *args)
         except Exception as error:  # whatever a file system, or a spoilt file, comes with
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            raise ArchiveUnreadable(
-                f"session {trial_id} is in the archive and can't be read: {self._object(place.name)}: {why}"
-            ) from error
+            raise self._unreadable(trial_id, place, why) from error
+
+    def _unreadable(self, trial_id: str, place: ArchivePlace, why: str) -> ArchiveUnreadable:
+        return ArchiveUnreadable(
+            f"session {trial_id} is in the archive and can't be read: {self._object(place.name)}: {why}"
+        )
 
 
 def _check(trial_id: str, session: Session) -> None:

@@ -23,12 +23,13 @@ LATER = 200_000.0
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """Does as `fault` says, once. hangs, hangs_read: until `mount_is_back`."""
+    """Does as `fault` says, once (hangs_reads: each time). hangs, hangs_read: until `mount_is_back`."""
 
     protocol = "faulty"
     store: dict[str, Any] = {}  # noqa: RUF012 (fsspec's own)
     pseudo_dirs = [""]  # noqa: RUF012
     fault = ""
+    hung: list[str] = []  # noqa: RUF012
     mount_is_back = threading.Event()
 
     def _strip(self, path: str) -> str:
@@ -47,8 +48,10 @@ class FaultyFileSystem(MemoryFileSystem):
         super().pipe_file(path, value, **options)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        if FaultyFileSystem.fault == "hangs_read" and path.endswith(".gz"):
-            FaultyFileSystem.fault = ""
+        if FaultyFileSystem.fault in ("hangs_read", "hangs_reads") and path.endswith(".gz"):
+            if FaultyFileSystem.fault == "hangs_read":
+                FaultyFileSystem.fault = ""
+            FaultyFileSystem.hung.append(path)
             FaultyFileSystem.mount_is_back.wait()
         found: bytes = super().cat_file(path, start, end, **options)
         return found
