@@ -182,6 +182,7 @@ class Rescoring:
         self.groups.append(RescoredGroup(group_id, record.created_at, name, trials, made))
 
     async def _sessions(self, group_id: str) -> list[Session]:
+        """All of a group's. Raises: ArchiveUnreadable: some can't be read now."""
         return [session async for session in self.client.sessions(group_id=group_id, limit=1000)]
 
     async def _ask(self, trial: RescoredTrial, task: dict[str, Any], folder: Path | None, failures: list[str]) -> None:

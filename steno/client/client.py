@@ -36,6 +36,7 @@ from steno.client.transport import (
     as_error,
     build,
     check,
+    left_out,
     pause,
     repeatable,
     result,
@@ -43,6 +44,7 @@ from steno.client.transport import (
 )
 from steno.contracts.errors import StenoError
 from steno.contracts.records import Session, Turn
+from steno.contracts.rest import SessionPage
 
 if TYPE_CHECKING:
     import ssl
@@ -73,13 +75,24 @@ class Client(RestCalls, Blocking):
         self._http.close()
 
     def sessions(self, **filters: Any) -> Iterator[Session]:
-        """All sessions that match, page by page; filters as of `session_page`."""
+        """All sessions that match, page by page; filters as of `session_page`.
+
+        Raises: ArchiveUnreadable, after `retries`: some of them can't be read now. `session_page` gives the others.
+        """
         cursor: str | None = None
         while True:
-            page = self.session_page(**filters, cursor=cursor)
+            page = self._whole_page(filters, cursor)
             yield from page.items
             if (cursor := page.next_cursor) is None:
                 return
+
+    def _whole_page(self, filters: dict[str, Any], cursor: str | None) -> SessionPage:
+        for attempt in range(1, self._retries + 2):
+            page: SessionPage = self.session_page(**filters, cursor=cursor)
+            if (error := left_out(page)) is None:
+                return page
+            time.sleep(pause(error, attempt, self._retries))
+        raise AssertionError("pause raises after the last attempt")
 
     def turns(self, trial_id: str, *, start: int = 0) -> Iterator[Turn]:
         """Turns in commit order from number `start` on, page by page."""
@@ -142,14 +155,22 @@ class AsyncClient(RestCalls, Asynchronous):
         await self._http.aclose()
 
     async def sessions(self, **filters: Any) -> AsyncIterator[Session]:
-        """All sessions that match, page by page; filters as of `session_page`."""
+        """As `Client.sessions`."""
         cursor: str | None = None
         while True:
-            page = await self.session_page(**filters, cursor=cursor)
+            page = await self._whole_page(filters, cursor)
             for session in page.items:
                 yield session
             if (cursor := page.next_cursor) is None:
                 return
+
+    async def _whole_page(self, filters: dict[str, Any], cursor: str | None) -> SessionPage:
+        for attempt in range(1, self._retries + 2):
+            page: SessionPage = await self.session_page(**filters, cursor=cursor)
+            if (error := left_out(page)) is None:
+                return page
+            await _sleep(pause(error, attempt, self._retries))
+        raise AssertionError("pause raises after the last attempt")
 
     async def turns(self, trial_id: str, *, start: int = 0) -> AsyncIterator[Turn]:
         """Turns in commit order from number `start` on, page by page."""

@@ -16,7 +16,8 @@ import httpx
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from steno.contracts.errors import BY_CODE, ProtocolError, StenoError, Unreachable
+from steno.contracts.errors import BY_CODE, ArchiveUnreadable, ProtocolError, StenoError, Unreachable
+from steno.contracts.rest import SessionPage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +26,9 @@ Body = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 MSGPACK = "application/msgpack"
 _BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
+_BETWEEN = frozenset({408, 504, *range(520, 525)})
+"""What load balancers answer where the proxy has not. Steno has none of these statuses."""
+_NAMED = 20
 
 
 class ClientRequest(Generic[T]):
@@ -174,13 +178,24 @@ def check(response: httpx.Response) -> None:
         envelope = msgspec.json.decode(response.content)["error"]
         code, message, field = str(envelope["code"]), str(envelope["message"]), envelope.get("field")
     except (msgspec.DecodeError, KeyError, TypeError):  # not Steno's: a load balancer's page
-        code, message, field = "", f"HTTP {response.status_code} {response.reason_phrase}", None
+        code, message, field = "", f"HTTP {response.status_code} {response.reason_phrase}".rstrip(), None
+        if response.status_code in _BETWEEN:
+            code, message = Unreachable.code, f"no answer from the proxy: {message}"
     kind = BY_CODE.get(code) or _BY_STATUS.get(response.status_code, StenoError)
     error = kind(message + (f" (request {request_id})" if request_id else ""), field=field)
     after = response.headers.get("retry-after", "")
     if after.replace(".", "", 1).isdigit():
         error.retry_after_s = float(after)
     raise error
+
+
+def left_out(page: SessionPage) -> ArchiveUnreadable | None:
+    """What a page of sessions is without: those that the archive can't give now."""
+    if not page.unreadable:
+        return None
+    more = f" and {len(page.unreadable) - _NAMED} more" if len(page.unreadable) > _NAMED else ""
+    names = ", ".join(page.unreadable[:_NAMED]) + more
+    return ArchiveUnreadable(f"sessions in the archive can't be read now: {names}; each says why when asked for alone")
 
 
 def as_error(error: httpx.TransportError | StenoError, base_url: httpx.URL) -> StenoError:
@@ -203,14 +218,20 @@ PATIENT = httpx.Timeout(30.0, read=120.0)
 
 
 class EventLines:
-    """Lines of a server-sent event stream -> (cursor, event). `ended`: the event that ends a session has come."""
+    """Lines of a server-sent event stream -> (cursor, event). `ended`: the event that ends a session has come.
+
+    The cursor moves once an event is whole: a stream that is cut in the middle of one goes on with that event.
+    """
 
     def __init__(self, after: str | None) -> None:
         self._cursor = after
+        self._id = after
         self._data = ""
         self.ended = False
 
     def headers(self) -> dict[str, str]:
+        """Of the request for a stream, which begins here: what the one before left of an event is dropped."""
+        self._id, self._data = self._cursor, ""
         return {"accept": "text/event-stream"} | ({"last-event-id": self._cursor} if self._cursor else {})
 
     def check_end(self) -> None:
@@ -221,12 +242,13 @@ class EventLines:
     def feed(self, line: str) -> tuple[str, dict[str, Any]] | None:
         field, _, value = line.partition(":")
         if field == "id":
-            self._cursor = value.strip()
+            self._id = value.strip()
         elif field == "data":
             self._data += value.removeprefix(" ")
-        elif not line and self._data:
-            event: dict[str, Any] = msgspec.json.decode(self._data)
-            self._data = ""
-            self.ended = event.get("type") in ("completed", "aborted", "deleted")
-            return self._cursor or "", event
+        elif not line:
+            self._cursor, data, self._data = self._id, self._data, ""
+            if data:
+                event: dict[str, Any] = msgspec.json.decode(data)
+                self.ended = event.get("type") in ("completed", "aborted", "deleted")
+                return self._cursor or "", event
         return None

@@ -1,0 +1,105 @@
+"""The REST client where something between it and the proxy fails, or the archive: nothing is left out, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from steno.client import client as module
+from steno.client.client import AsyncClient, Client
+from steno.client.transport import EventLines
+from steno.contracts.errors import ArchiveUnreadable, StenoError, Unreachable
+from tests.support.recordings import session
+
+NO_PAGE = {"items": [], "next_cursor": None}
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a client would have waited before it tried again."""
+    waited: list[float] = []
+
+    async def asleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(module.time, "sleep", waited.append)
+    monkeypatch.setattr(asyncio, "sleep", asleep)
+    return waited
+
+
+def page(*trials: str, unreadable: tuple[str, ...] = ()) -> httpx.Response:
+    items = [session(trial).model_dump(mode="json") for trial in trials]
+    return httpx.Response(200, json={"items": items, "next_cursor": None, "unreadable": list(unreadable)})
+
+
+async def listed(kind: type[Client] | type[AsyncClient], answers: list[httpx.Response]) -> list[str]:
+    transport = httpx.MockTransport(lambda request: answers.pop(0))
+    if kind is Client:
+        return [found.trial_id for found in Client("http://proxy", transport=transport).sessions()]
+    async with AsyncClient("http://proxy", transport=transport) as client:
+        return [found.trial_id async for found in client.sessions()]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+async def test_sessions_that_the_archive_can_not_give_are_not_left_out(
+    kind: type[Client] | type[AsyncClient], pauses: list[float]
+) -> None:
+    with pytest.raises(ArchiveUnreadable, match=r"can't be read now: old\.1, old\.2; each says why") as caught:
+        await listed(kind, [page("new", unreadable=("old.1", "old.2")) for _ in range(3)])
+    assert len(pauses) == 2 and caught.value.retryable
+    assert await listed(kind, [page("new", unreadable=("old",)), page("new", "old")]) == ["new", "old"]
+
+
+async def test_of_many_that_can_not_be_read_the_first_are_named() -> None:
+    with pytest.raises(ArchiveUnreadable, match=r": t0, .*, t19 and 80 more; "):
+        await listed(Client, [page(unreadable=tuple(f"t{n}" for n in range(100))) for _ in range(3)])
+
+
+@pytest.mark.parametrize("status", [408, 502, 503, 504, 520, 521, 522, 523, 524])
+def test_what_a_load_balancer_answers_for_the_proxy_is_tried_again(status: int, pauses: list[float]) -> None:
+    answers = [httpx.Response(status, text="<html>"), httpx.Response(200, json=NO_PAGE)]
+    client = Client("http://proxy", transport=httpx.MockTransport(lambda request: answers.pop(0)))
+    assert client.session_page().items == [] and pauses == [1.0]
+
+
+def test_a_gateways_timeout_is_no_answer_of_the_proxy() -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(504, text="<html>"))
+    with pytest.raises(Unreachable, match="no answer from the proxy: HTTP 504 Gateway Timeout"):
+        Client("http://proxy", transport=transport).session("t")
+
+
+def test_another_status_that_says_nothing_is_not_tried_again(pauses: list[float]) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(501, text="<html>"))
+    with pytest.raises(StenoError):
+        Client("http://proxy", transport=transport).session("t")
+    assert pauses == []
+
+
+WHOLE = 'id: 1\ndata: {"type": "turn"}\n\n'
+NEXT = 'id: 2\ndata: {"type": "completed"}\n\n'
+
+
+@pytest.mark.parametrize("length", range(len(NEXT)))
+def test_an_event_that_was_cut_comes_whole_after_the_connection_is_made_again(length: int) -> None:
+    """Wherever the stream ends: the last event is asked for again, and what came of it is forgotten."""
+    cursors: list[str | None] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        cursors.append(request.headers.get("last-event-id"))
+        text = WHOLE + NEXT[:length] if len(cursors) == 1 else NEXT
+        return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+    client = Client("http://proxy", transport=httpx.MockTransport(handler))
+    assert list(client.events("t")) == [("1", {"type": "turn"}), ("2", {"type": "completed"})]
+    assert cursors == [None, "1"]
+
+
+def test_the_cursor_moves_once_an_event_is_whole() -> None:
+    lines = EventLines(None)
+    events: list[Any] = [lines.feed(line) for line in ("id: 7", 'data: {"type":')]
+    assert events == [None, None] and "last-event-id" not in lines.headers()
+    events = [lines.feed(line) for line in ("id: 7", 'data: {"type":', 'data: "turn"}', "")]
+    assert events[-1] == ("7", {"type": "turn"}) and lines.headers()["last-event-id"] == "7"
