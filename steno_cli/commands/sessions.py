@@ -18,7 +18,7 @@ from steno.contracts.errors import ConfigError
 from steno.contracts.records import Session, readable
 from steno_cli.exports.export import ExportFormat, export_sessions
 from steno_cli.exports.rows import Records
-from steno_cli.exports.selection import Selection
+from steno_cli.exports.selection import Purpose, Selection
 from steno_cli.terminal.connection import connect
 from steno_cli.terminal.output import console
 from steno_cli.terminal.tree import conversation_tree, headline
@@ -79,8 +79,14 @@ def list_sessions(
             typer.echo(json.dumps(readable(session), ensure_ascii=False))
     elif page.items:
         console().print(table_of(page.items, time.time()))
-    if not page.items:
+    if not page.items and not page.unreadable:
         console(stderr=True).print("no sessions")
+    for trial_id in page.unreadable:
+        console(stderr=True).print(
+            f"{trial_id}: can't be read in the archive now; `steno sessions show` says why",
+            markup=False,
+            soft_wrap=True,
+        )
     if page.next_cursor is not None:
         console(stderr=True).print(f"there are more: --cursor {page.next_cursor}", style="dim", soft_wrap=True)
 
@@ -130,6 +136,13 @@ def export(
     best_of_group: Annotated[
         bool, typer.Option("--best-of-group", help="Of each group only the session with the highest reward.")
     ] = False,
+    purpose: Annotated[
+        Purpose | None,
+        typer.Option(
+            help="Only trials of groups of this purpose; one without a group is train. (train; with --group: all)",
+            show_default=False,
+        ),
+    ] = None,
     url: Url = None,
     key: Key = None,
     key_file: KeyFile = None,
@@ -138,9 +151,9 @@ def export(
 
     jsonl, parquet: records. atif: Harbor's trajectories, one per branch. chat: OpenAI's fine-tuning format. sft: Parquet with
     input_ids and labels. datasets: the same as a folder for load_from_disk of Hugging Face's datasets. Parquet and datasets need
-    the extra `export`.
+    the extra `export`. Nothing is written where a session that matches can't be read.
     """
-    chosen = Selection(status and status.value, group, run, end_reason, min_reward, best_of_group)
+    chosen = Selection(status and status.value, group, run, end_reason, min_reward, best_of_group, purpose)
     if trial_ids and chosen != Selection():
         raise ConfigError("TRIAL_IDS and filters: got both, give the trials or the filters that select them")
     with connect(url, key, key_file) as steno:

@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from steno.contracts.json_limits import storable
 from steno.contracts.records import Sample, Session, Turn, bytes_to_floats, bytes_to_ids
 from steno_cli.exports.branches import Branch, branches_of, delegations, has_reply
 
 VERSION = "ATIF-v1.7"
 _MEDIA = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp"}
-_COPIED = "Steps with is_copied_context are in an earlier trajectory too, or were in the request; final_metrics leaves them out."
+_COPIED = (
+    "Steps with is_copied_context are in an earlier trajectory too, were in the request, or were sampled in the trial that this "
+    "one forks; final_metrics leaves them out."
+)
 _DELEGATED = "Sub-agents are found by the order of turns: the record does not say who started a conversation."
 
 
@@ -89,7 +93,7 @@ class _Document:
         session, turns = self.session, self.branch.turns
         self._tools = turns[0].tools
         for position, turn in enumerate(turns):
-            self._turn(turn, copied=position < self.branch.shared)
+            self._turn(turn, copied=position < self.branch.shared or turn.replayed is not None)
         agent = session.metadata.get("agent")
         # A name is required; only a harness knows it.
         described: dict[str, Any] = {
@@ -147,7 +151,7 @@ class _Document:
         step["extra"] = changed | _known(
             turn_id=turn.turn_id, finish_reason=turn.finish_reason, fork_reason=turn.fork_reason,
             task_step=turn.task_step, partial=turn.partial or None, error=turn.error, unreadable=turn.unreadable,
-            delivered=turn.delivered,
+            delivered=turn.delivered, replayed=turn.replayed,
             retry_of=turn.retry_of, superseded_by=turn.superseded_by, dialect=turn.dialect, worker_id=turn.worker_id or None,
             said_nothing=None if has_reply(turn) else True,
         )  # fmt: skip
@@ -212,15 +216,16 @@ def _message_step(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """The model may have written no object, or one that no file can hold: half a surrogate pair, NaN, a thousand levels."""
     function = call["function"]
     out = {"tool_call_id": call["id"], "function_name": function["name"]}
     try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
+        arguments = storable(json.loads(function["arguments"] or "{}"))
+    except (ValueError, RecursionError):
         arguments = None
     if isinstance(arguments, dict):
         return out | {"arguments": arguments}
-    return out | {"arguments": {}, "extra": {"arguments_as_sent": function["arguments"]}}  # the model wrote no object
+    return out | {"arguments": {}, "extra": {"arguments_as_sent": function["arguments"]}}
 
 
 def _content(content: Any) -> str | list[dict[str, Any]]:

@@ -11,7 +11,8 @@ from steno_cli.exports.branches import branches_of
 
 def conversations(turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
     """A line for each branch of a session. An assistant's message has `weight` 0 if it is not to be learnt: it is in an earlier
-    line, it was in the request and no turn recorded it, or its turn was cut off, superseded or ended by an error.
+    line, it was in the request and no turn recorded it, or its turn was cut off, superseded, ended by an error, or told again to
+    a forked trial (that is learnt where it was sampled).
 
     Reasoning is left out: the format has no field for it. Tools are those of the branch's last turn.
     Args: turns: all of one session's.
@@ -21,7 +22,8 @@ def conversations(turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
         for position, turn in enumerate(branch.turns):
             messages += [_shown(message, learnt=False) for message in turn.messages]
             whole = not turn.partial and turn.error is None and turn.superseded_by is None
-            messages.append(_shown({"role": "assistant"} | turn.reply, learnt=whole and position >= branch.shared))
+            own = position >= branch.shared and turn.replayed is None
+            messages.append(_shown({"role": "assistant"} | turn.reply, learnt=whole and own))
         yield {"messages": messages} | ({"tools": branch.leaf.tools} if branch.leaf.tools else {})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -19,6 +18,7 @@ from steno.client.client import Client
 from steno.contracts.errors import ConfigError, Forbidden, NotFound
 from steno.contracts.records import Sample, Session, Turn
 from steno.contracts.rest import TEXTS_SUFFIX
+from steno_cli.exports.json_text import json_text
 from steno_cli.exports.rows import SESSION_COLUMNS, Records, atif_rows, chat_rows, record_rows, sft_rows
 from steno_cli.exports.tables import write_dataset, write_parquet
 from steno_cli.terminal.flags import unwrap
@@ -184,6 +184,6 @@ def _columns(records: Records) -> dict[str, Any]:
 def _write_jsonl(rows: Iterable[dict[str, Any]], file: Any) -> int:
     count = 0
     for row in rows:
-        file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        file.write(json_text(row) + "\n")
         count += 1
     return count

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from steno.client.client import Client
+from steno.contracts.errors import ConfigError, NotFound
 from steno.contracts.records import Session
+from steno_cli.terminal.output import console
+
+
+class Purpose(StrEnum):
+    """Of the groups whose trials are exported."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -14,7 +25,8 @@ class Selection:
     """A session is exported if it matches all that is set.
 
     min_reward: sessions without a reward do not match. best_of_group: of each group's matching sessions only the one with the
-        highest reward, of equal ones the oldest; sessions without a group or a reward do not match.
+        highest reward, of equal ones the oldest; sessions without a group or a reward do not match. purpose: of its group; a
+        session without a group is of purpose train. None: train, or all of a group that is named.
     """
 
     status: str | None = None
@@ -23,6 +35,7 @@ class Selection:
     end_reason: str | None = None
     min_reward: float | None = None
     best_of_group: bool = False
+    purpose: Purpose | None = None
 
     def trial_ids(self, client: Client) -> list[str]:
         """Oldest first. Only ids are kept in memory."""
@@ -38,9 +51,52 @@ class Selection:
         return [trial_id for _, trial_id in best.values()]
 
     def _matching(self, client: Client) -> Iterator[Session]:
+        wanted = self.purpose or (Purpose.TRAIN if self.group_id is None else Purpose.ALL)
+        purposes = _Purposes(client)
+        others = 0
+        for session in self._of_any_purpose(client):
+            if wanted is Purpose.ALL or purposes.of(session) == wanted:
+                yield session
+            else:
+                others += 1
+        if others and self.purpose is None:
+            words = f"left out: {others} sessions of evaluation groups; --purpose eval or all exports them"
+            console(stderr=True).print(words, soft_wrap=True)
+
+    def _of_any_purpose(self, client: Client) -> Iterator[Session]:
         for session in client.sessions(status=self.status, group_id=self.group_id, run_id=self.run_id, limit=1000):
             if self.end_reason is not None and session.end_reason != self.end_reason:
                 continue
             if self.min_reward is not None and (session.reward is None or session.reward < self.min_reward):
                 continue
             yield session
+
+
+class _Purposes:
+    """Of groups, by id. Each run's list is asked for once, and each group that it leaves out once."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[str, str] = {}
+        self._listed: set[str | None] = set()
+
+    def of(self, session: Session) -> str:
+        """Raises: ConfigError: the session's group is not on record."""
+        if session.group_id is None:
+            return Purpose.TRAIN
+        if session.group_id not in self._known and session.run_id not in self._listed:
+            self._listed.add(session.run_id)
+            self._known |= {place.group_id: place.purpose for place in self._client.groups(session.run_id)}
+        if session.group_id not in self._known:
+            self._known[session.group_id] = self._asked(session.group_id)
+        return self._known[session.group_id]
+
+    def _asked(self, group_id: str) -> str:
+        try:
+            return self._client.group(group_id).purpose
+        except NotFound:
+            raise ConfigError(
+                f"--purpose: group {group_id} is not on record, so it may have been an evaluation: name trials or a group, "
+                "or give --purpose all",
+                field="purpose",
+            ) from None

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steno_cli.exports.json_text import json_text
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -76,7 +78,7 @@ def _tables(rows: Rows, columns: Columns) -> Iterator[pa.Table]:
     batch: list[dict[str, Any]] = []
     items = 0
     for row in rows:
-        flat = {k: json.dumps(v, ensure_ascii=False) if k in nested and v is not None else v for k, v in row.items()}
+        flat = {k: json_text(v) if k in nested and v is not None else v for k, v in row.items()}
         batch.append(flat)
         items += sum(len(value) for value in flat.values() if isinstance(value, list | str))
         if len(batch) == _ROWS_PER_TABLE or items >= _ITEMS_PER_TABLE:
