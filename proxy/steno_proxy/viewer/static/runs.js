@@ -52,21 +52,34 @@ async function draw(run, parts, signal) {
   const now = JSON.stringify([view.groups, view.eval_groups, view.sampled, view.borrowed]);
   if (now !== parts.seen) parts.sessions = await get("sessions", { run_id: run, order: "newest", limit: SESSIONS }, signal);
   parts.seen = now;
+  await knowEvaluations(run, view, parts, signal);
   parts.steps = await stepsOf(path, parts.steps ?? [], signal);
   const { sessions } = parts;
-  const ended = sessions.items.filter((session) => session.reward !== null).reverse();
+  const ended = sessions.items.filter((session) => session.reward !== null && !parts.evals.has(session.group_id)).reverse();
+  const ofNewest = sessions.next_cursor === null ? null : h("small", ` of the newest ${SESSIONS}`);
   const { groups } = view;
   put(parts.head,
     fact("Groups running", count(groups.running)), fact("Ready", count(groups.ready)), fact("Leased", count(groups.leased)),
     fact("Acknowledged", count(groups.acknowledged)), groups.empty ? fact("Empty", count(groups.empty)) : null,
     fact("Evaluations", count(view.eval_groups.running + view.eval_groups.ended)),
-    fact("Mean reward", reward(mean(ended.map((session) => session.reward)))),
-    fact("Solved", h("span", { title: "trials whose reward is the highest there is" }, share(ended))),
+    fact("Mean reward", reward(mean(ended.map((session) => session.reward))), ofNewest?.cloneNode(true)),
+    fact("Solved", h("span", { title: "trials whose reward is the highest there is" }, share(ended)), ofNewest),
     view.trainer ? fact("Trainer", plain(view.trainer.name), h("small", view.trainer.heard_s === null ? " has left" : ` heard ${seconds(view.trainer.heard_s)} ago`)) : null,
     policies.items.map((policy) => fact(`Version of ${plain(policy.policy)}`, h("span.mono", plain(policy.version ?? Object.keys(policy.workers).join(", ")) || "–"))));
-  put(parts.charts, rewardCharts(ended));
+  put(parts.charts, rewardCharts(ended), sessions.next_cursor === null ? null : h("p.dim", `Of the newest ${SESSIONS} trials.`));
   put(parts.ledger, ledger(view));
   put(parts.stepped, stepCharts(parts.steps));
+}
+
+// The groups whose trials are not averaged with the others: held-out evaluations, unless the run has nothing else. The list may
+// be long, and purposes do not change, so it is read only where there are more evaluations than last time.
+async function knowEvaluations(run, view, parts, signal) {
+  const { running, ended } = view.eval_groups;
+  const made = Object.values(view.groups).some((number) => number > 0) ? running + ended : 0;
+  if (parts.evals && made === parts.evalsMade) return;
+  const { items } = made ? await get("groups", { run_id: run }, signal) : { items: [] };
+  parts.evals = new Set(items.filter((group) => group.purpose === "eval").map((group) => group.group_id));
+  parts.evalsMade = made;
 }
 
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);

@@ -25,14 +25,18 @@ export async function sessionsView(main, _, query, signal, state) {
 
   async function next() {
     more.disabled = true;
-    const page = await get(seeks ? "ui/sessions" : "sessions", { ...asked, cursor }, signal);
+    let page;
+    try {
+      page = await get(seeks ? "ui/sessions" : "sessions", { ...asked, cursor }, signal);
+    } finally {
+      more.disabled = false; // after a failure too: the next click may succeed
+    }
     body.append(...page.items.map(line));
     shown += page.items.length;
     searched += page.searched ?? 0;
     unreadable += page.unreadable?.length ?? 0;
     cursor = page.next_cursor;
     more.hidden = cursor === null;
-    more.disabled = false;
     more.textContent = seeks ? "Search on" : "Show older ones";
     const far = seeks ? `, searched ${count(searched)} of ${count(Math.max(page.total, searched))}` : "";
     const lost = unreadable ? `, ${count(unreadable)} in the archive can't be read now` : "";
@@ -41,7 +45,11 @@ export async function sessionsView(main, _, query, signal, state) {
     say(found.textContent);
     if (seeks && !page.items.length && cursor !== null && !signal.aborted) await next();
   }
-  more.addEventListener("click", next);
+  more.addEventListener("click", () => next().catch((error) => {
+    if (error.name === "AbortError" || error.status === 401) return;
+    found.textContent = `${many(shown, "session")}; older ones could not be read: ${plain(error.message)}`;
+    say(found.textContent);
+  }));
   await next();
 }
 
