@@ -40,6 +40,11 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{ default (printf "%s-redis" (include "steno.fullname" .)) .Values.redis.bundled.existingSecret }}
 {{- end -}}
 
+{{/* Of the StatefulSet, whose pods have its name, a dash and up to ten characters in a label: 63 in all. */}}
+{{- define "steno.redisName" -}}
+{{- printf "%s-redis" (include "steno.fullname" . | trunc 46 | trimSuffix "-") -}}
+{{- end -}}
+
 {{/* Replicas that there can ever be: workers dial each by its name. */}}
 {{- define "steno.maxReplicas" -}}
 {{- if .Values.autoscaling.enabled -}}
@@ -109,16 +114,23 @@ http://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.s
 {{- default (ternary .Values.rollout.namespace .Release.Namespace .Values.rollout.enabled) .Values.networkPolicy.sandboxes.namespace -}}
 {{- end -}}
 
-{{/* Values that are each right and don't go together. */}}
 {{- /* The claim that archived sessions are on: "" where they go elsewhere, or nowhere. */ -}}
 {{- define "steno.archiveClaim" -}}
 {{- $archive := .Values.proxy.archive -}}
 {{- $shared := or (has "ReadWriteMany" $archive.accessModes) (eq (include "steno.maxReplicas" .) "1") -}}
-{{- if and (ne .Values.redis.mode "memory") (not (hasKey .Values.proxy.settings "archive")) -}}
+{{- if and (ne .Values.redis.mode "memory") (kindIs "invalid" .Values.proxy.settings.archive) -}}
 {{- if $archive.existingClaim -}}{{ $archive.existingClaim }}{{- else if $shared -}}{{ include "steno.fullname" . }}-archive{{- end -}}
 {{- end -}}
 {{- end -}}
 
+{{/* "true" where the chart itself chooses `off`: nobody has named an archive, and replicas can't share the claim. */}}
+{{- define "steno.noArchive" -}}
+{{- if and (ne .Values.redis.mode "memory") (kindIs "invalid" .Values.proxy.settings.archive) (not (include "steno.archiveClaim" .)) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Values that are each right and don't go together. */}}
 {{- define "steno.check" -}}
 {{- if eq .Values.redis.mode "memory" -}}
 {{- if gt (include "steno.maxReplicas" . | int) 1 -}}
@@ -128,6 +140,14 @@ http://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.s
 {{- if and (eq .Values.redis.mode "external") (not .Values.redis.external.secretName) -}}
 {{- fail "redis.mode is external: redis.external.secretName must name the Secret that holds the URL" -}}
 {{- end -}}
+{{- with .Values.proxy.settings.archive -}}
+{{- if not (or (eq . "off") (contains "://" .)) -}}
+{{- fail (printf "proxy.settings.archive is %s, a folder that ends with the proxy's pod: give the URL of an object store or off, or leave it out, and sessions go to the volume of proxy.archive" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "steno.noArchive" .) .Values.proxy.settings.retention_s -}}
+{{- fail "proxy.settings.retention_s is set, and replicas have no archive that they share: ended sessions would be deleted after it. Set proxy.archive.accessModes to [ReadWriteMany], or proxy.archive.existingClaim, or proxy.settings.archive to the URL of an object store (off: they are to be deleted)" -}}
+{{- end -}}
 {{- if and .Values.proxy.otelHeaders.secretName (not .Values.proxy.settings.otel_endpoint) -}}
 {{- fail "proxy.otelHeaders.secretName is set: proxy.settings.otel_endpoint must say where traces go" -}}
 {{- end -}}
@@ -136,6 +156,9 @@ http://{{ $full }}-{{ $i }}.{{ $full }}-replicas.{{ $root.Release.Namespace }}.s
 {{- end -}}
 {{- if and .Values.worker.enabled (not .Values.worker.image) -}}
 {{- fail "worker.enabled: worker.image must name an image with vLLM and steno" -}}
+{{- end -}}
+{{- if and .Values.worker.enabled (gt (int .Values.worker.replicas) 1) (hasKey .Values.worker.stagingVolume "persistentVolumeClaim") -}}
+{{- fail "worker.stagingVolume is a persistentVolumeClaim, and worker.replicas is above 1: each worker would remove what the others have staged there. Leave it out (an emptyDir), or give an ephemeral volume, which is each pod's own" -}}
 {{- end -}}
 {{- if .Values.trainer.enabled -}}
 {{- if not .Values.trainer.image -}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,36 @@ def test_nothing_of_the_charts_version_is_in_the_jobs_template() -> None:
     assert job["metadata"]["labels"]["helm.sh/chart"] not in str(job["spec"])
 
 
+def test_a_new_version_of_the_chart_restarts_no_worker_and_no_redis(tmp_path: Path) -> None:
+    """A worker loads its model again, and Redis reads its file, for minutes: their images say whether they change."""
+    shutil.copytree(ROOT / "helm/steno", tmp_path / "steno")
+    about = (tmp_path / "steno/Chart.yaml").read_text()
+    (tmp_path / "steno/Chart.yaml").write_text(re.sub(r"(?m)^(version|appVersion): .*$", r"\1: 99.0.0", about))
+    values = CASES[[path.stem for path in CASES].index("whole")]
+    words = ("--namespace", NAMESPACE, "--values", str(values))
+    new = [m for m in yaml.safe_load_all(helm("template", "run", str(tmp_path / "steno"), *words).stdout) if m]
+    before, after = pods(render("whole")), pods(new)
+    assert only(new, "StatefulSet", "run-steno-redis")["metadata"]["labels"]["helm.sh/chart"] == "steno-99.0.0"
+    for name in ("run-steno-redis", "run-steno-worker"):
+        assert after[name] == before[name]
+        assert after[name]["metadata"]["labels"]["app.kubernetes.io/part-of"] == "steno"
+
+
+@pytest.mark.parametrize("length", [46, 47, 50, 53])
+def test_the_longest_name_leaves_redis_room_for_its_pods_labels(length: int) -> None:
+    """A StatefulSet's pods have its name with a dash and up to ten characters in a label, which takes 63."""
+    release = "r" * (length - 6) + "-steno"
+    done = helm("template", release, "helm/steno", "--namespace", NAMESPACE)
+    manifests = [found for found in yaml.safe_load_all(done.stdout) if found]
+    sets = [m for m in manifests if m["kind"] == "StatefulSet"]
+    assert all(len(m["metadata"]["name"]) <= 52 for m in sets), [m["metadata"]["name"] for m in sets]
+    [name] = [m["metadata"]["name"] for m in sets if m["metadata"]["name"].endswith("-redis")]
+    [proxy] = [m["metadata"]["name"] for m in sets if not m["metadata"]["name"].endswith("-redis")]
+    assert proxy == release[:50].rstrip("-") and (length > 46 or name == f"{release}-redis")
+    assert f"@{name}:6379/0" in environment(pods(manifests)[proxy])["STENO_REDIS_URL"]
+    assert only(manifests, "Service", name)["spec"]["clusterIP"] == "None"
+
+
 @pytest.mark.parametrize(("case", "component"), [
     ("whole", "proxy"), ("whole", "worker"), ("whole", "redis"), ("training", "trainer"),
 ])  # fmt: skip
@@ -384,6 +415,38 @@ def test_values_that_do_not_go_together_are_refused() -> None:
     assert "trainer.image" in refused(trainer__enabled=True)
     assert "trainer.settings.model" in refused(**training)
     assert "ReadWriteMany" in refused(**training, trainer__settings__model="m", trainer__nodes=2)
+    staged = {
+        "worker__enabled": True,
+        "worker__image": "i:1",
+        "worker__stagingVolume": {"persistentVolumeClaim": {"claimName": "c"}},
+    }
+    assert "worker.stagingVolume" in refused(**staged, worker__replicas=2)
+    words = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in staged.items()]
+    assert render("default", *(word for said in words for word in ("--set-json", said)))  # one worker may
+
+
+@pytest.mark.parametrize(
+    "several", [{"proxy__replicas": 2}, {"autoscaling__enabled": True}], ids=["replicas", "autoscaling"]
+)
+def test_what_retention_archives_with_one_replica_is_not_deleted_with_several(several: dict[str, Any]) -> None:
+    """With no archive, `retention_s` deletes: nobody has said so where the chart itself chooses `off`."""
+    said = refused(proxy__settings__retention_s=3600, **several)
+    for remedy in ("proxy.archive.accessModes", "proxy.archive.existingClaim", "proxy.settings.archive"):
+        assert remedy in said
+    words = [w for n, v in several.items() for w in ("--set-json", f"{n.replace('__', '.')}={json.dumps(v)}")]
+    kept = ("--set", "proxy.settings.retention_s=3600")
+    for given in ('proxy.archive.accessModes=["ReadWriteMany"]', 'proxy.archive.existingClaim="ours"',
+                  'proxy.settings.archive="s3://b/p"', 'proxy.settings.archive="off"'):  # fmt: skip
+        assert render("default", *kept, *words, "--set-json", given)
+    assert render("default", *kept) and render("default", *words)
+
+
+def test_an_archive_that_would_end_with_the_pod_is_refused() -> None:
+    said = refused(proxy__settings__archive="/var/lib/steno/archive")
+    assert "proxy.settings.archive" in said and "proxy.archive" in said
+    unset = render("default", "--set-json", "proxy.settings.archive=null")
+    assert environment(pods(unset)["run-steno"])["STENO_ARCHIVE"] == "/var/lib/steno/archive"
+    assert only(unset, "PersistentVolumeClaim")["metadata"]["name"] == "run-steno-archive"
 
 
 @every_case
@@ -399,6 +462,7 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     assert ("This release has no worker" in notes) == (case.stem not in ("whole", "training"))
     assert ("job/run-steno-trainer" in notes) == (case.stem == "training")
     assert ("https://steno.example/rl/steno\n" in notes) == (case.stem == "external")
+    assert ("Replicas share no archive" in notes) == (case.stem in ("scaled-by-cpu", "whole"))
 
 
 def test_ended_sessions_go_to_a_volume_that_all_replicas_share_or_stay_in_redis() -> None:

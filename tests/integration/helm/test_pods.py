@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import textwrap
@@ -137,6 +138,30 @@ def on(path: str, mounts: dict[str, Any]) -> dict[str, Any]:
     found = [str(parent) for parent in [PurePosixPath(path), *PurePosixPath(path).parents] if str(parent) in mounts]
     assert found, f"{path} is on the image's own root, which is read-only"
     return dict(mounts[found[0]])
+
+
+@every_source
+def test_ended_sessions_do_not_end_with_the_pod(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They leave Redis's disk for the archive: nowhere, for an object store, or for a claim."""
+    image = re.findall(r"STENO_KEYS_DIR=(\S+)", (ROOT / "Dockerfile").read_text())
+    for name in [name for name in os.environ if name.startswith("STENO_")]:
+        monkeypatch.delenv(name)
+    [pod] = [pod for pod, container in containers(source) if container["name"] == "proxy"]
+    given = {"STENO_KEYS_DIR": image[0]} | environment(pod)
+    if source.stem == "external":  # it is in a Secret
+        given["STENO_REDIS_URL"] = "redis://redis:6379/0"
+    for name in given:
+        if not name.endswith("_FILE"):
+            monkeypatch.setenv(name, given[name])
+    archive = ProxySettings.load({}, None).archive_url
+    assert (archive is None) == (source.stem in ("memory", "scaled-by-cpu", "whole"))  # Redis alone keeps them
+    if archive is None or "://" in archive:
+        return
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    mounts = {mount["mountPath"]: mount for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+    claim = volumes[on(archive, mounts)["name"]]["persistentVolumeClaim"]["claimName"]
+    names = {found["metadata"]["name"] for found in made(source) if found["kind"] == "PersistentVolumeClaim"}
+    assert claim in names or claim.startswith("our-")
 
 
 @every_source

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from steno.config.settings import Settings
@@ -45,6 +47,22 @@ def test_composes_settings_exist_and_its_files_are_there() -> None:
             assert here, (name, volume)
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:")
+
+
+def test_the_archive_of_composes_proxy_is_on_a_named_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere what has left Redis would end with the container."""
+    dockerfile = (DEPLOY.parent / "Dockerfile").read_text()
+    for name in [name for name in os.environ if name.startswith("STENO_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("STENO_KEYS_DIR", re.findall(r"STENO_KEYS_DIR=(\S+)", dockerfile)[0])
+    proxy = COMPOSE["services"]["proxy"]
+    for name, value in proxy["environment"].items():
+        monkeypatch.setenv(name, value)
+    archive = ProxySettings.load({}, None).archive_url
+    assert archive is not None
+    volumes = dict(reversed(volume.split(":")[:2]) for volume in proxy["volumes"])
+    [volume] = [name for folder, name in volumes.items() if archive.startswith(f"{folder}/")]
+    assert volume in COMPOSE["volumes"]
 
 
 def test_redis_keeps_what_it_is_given() -> None:
