@@ -74,6 +74,8 @@ class UpdateRunner:
         self._updates: dict[str, WeightUpdate] = {}
         self._proved: str | None = None  # the version that cards name; None: as the engine says
         self._loading = asyncio.Lock()
+        self._loads: set[asyncio.Task[None]] = set()  # each with its way back; only `close` ends one
+        self._returning_to = ""  # the version that is loaded again just now, after others were not what was said
         self._good: ProvenWeights | None = None  # what was proved last; None: nothing was asked of this engine yet
         self._refused: tuple[Proof, StenoError] | None = None  # the last weights whose probe failed, and how
 
@@ -112,9 +114,9 @@ class UpdateRunner:
         """Stop staging, give a load under way CLOSE_S, remove what is temporary."""
         for update in list(self._updates.values()):
             update.abandoned.set()
-            if update.task is not None and update.step is not UpdateStep.LOADING:
+            if update.task is not None:
                 update.task.cancel()
-        tasks = [update.task for update in self._updates.values() if update.task is not None]
+        tasks = [*self._loads, *(update.task for update in self._updates.values() if update.task is not None)]
         if tasks:
             for late in (await asyncio.wait(tasks, timeout=CLOSE_S))[1]:
                 late.cancel()
@@ -137,7 +139,8 @@ class UpdateRunner:
             send(WeightUpdate.refusal(frame.update_id, BadRequest(f"spec.{where}: {first['msg']}")))
             return
         listeners = update.listeners if update is not None else set()
-        if self.healthy and self._refused is not None and self._refused[0] == _proof_of(spec):
+        is_sound = self.healthy or self._returning_to
+        if is_sound and self._refused is not None and self._refused[0] == _proof_of(spec):
             # The same weights and the same probe would end as they did, and cost what runs here its tokens once more, also where
             # they come another way (whole, after patches).
             send(WeightUpdate.refusal(frame.update_id, self._refused[1]))
@@ -194,7 +197,9 @@ class UpdateRunner:
         update.listeners.add(send)
         if update.step is UpdateStep.READY:
             update.move(UpdateStep.LOADING)
-            update.task = asyncio.create_task(self._load(update), name=f"load {update.version}")
+            load = asyncio.create_task(self._load(update), name=f"load {update.version}")
+            self._loads.add(load)
+            load.add_done_callback(self._loads.discard)
         else:
             update.report_to(send)
 
@@ -202,6 +207,12 @@ class UpdateRunner:
 
     async def _stage(self, update: WeightUpdate) -> None:
         try:
+            if update.version == self._returning_to:  # then its weights are here already, unless that fails
+                async with self._loading:
+                    pass
+            if update.version == self._proved and self.healthy:
+                update.move(UpdateStep.SERVED)
+                return
             folder = await self._stager.stage(update)
             update.staged = StagedUpdate(update.id, whole_spec(update.spec), folder)
             logger.info("update %s is staged: %d bytes", update.version, update.received)
@@ -299,7 +310,7 @@ class UpdateRunner:
             why = "nccl leaves no copy of the weights" if good is not None else "there is no copy of the weights"
             logger.error("this worker can't roll back to %s: %s", self._proved, why)
             return
-        version = good.staged.version
+        version = self._returning_to = good.staged.version
         try:
             # Nobody keeps a cache of what is gone back from, whatever was asked of the weights that are loaded again.
             spec = good.staged.spec.model_copy(update={"kv": "recompute"})
@@ -311,6 +322,8 @@ class UpdateRunner:
         except Exception:  # recorded: it stays as it is, not well
             logger.exception("this worker can't roll back to %s", version)
             return
+        finally:
+            self._returning_to = ""
         self.gate.open()
         self._proved, self.healthy, self.reason = version, True, ""
         self._metrics.weights_proved.set(1)
@@ -354,7 +367,7 @@ class UpdateRunner:
         self._clear(update)
 
     def _drop(self, update: WeightUpdate) -> None:
-        """Forget it, and what was staged of it."""
+        """Forget it, and what was staged of it. Its load, if it had one, goes on: to the end of the way back."""
         del self._updates[update.id]
         update.abandoned.set()
         if update.task is not None:

@@ -46,6 +46,7 @@ class WeightUpdate:
     listeners: where its progress is told.
     received: bytes staged.
     abandoned: set once nobody wants its bytes any more; threads look at it.
+    task: stages it. A load is no task of one update: others may wait for its end.
     """
 
     def __init__(self, update_id: str, spec: UpdateSpec, listeners: set[Send]) -> None:
