@@ -3,6 +3,9 @@
 The version in force is the newest that some worker has served. A worker that serves another one gets no new turns, unless what it
 serves was posted later, or it has been told to load just now. Workers are brought to the newest update; while that has failed, to
 the version in force.
+
+The store numbers updates as they are posted. A store that came back empty, or as it was a while ago, numbers new ones from there:
+they are told from older ones by when they were posted.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class PolicyUpdates:
         self.gate = self.marked = 0
         self._versions: dict[str, str] = {}  # of the workers that take updates, "" where it is not to be trusted
         self._loading: frozenset[str] = frozenset()
+        self._losses: list[float] = []  # when what was posted last before the store lost some of its updates was posted
 
     # -- facts; each returns what is to be sent because of it
 
@@ -50,9 +54,10 @@ class PolicyUpdates:
         """An update is on record. Idempotent."""
         if run.update_id in self.runs:
             return []
+        self._notice_loss(run)
         self.runs[run.update_id] = run
         self.gate += 1
-        if self.posted is not None and run.number < self.posted.number:
+        if self.posted is not None and self._place(run) < self._place(self.posted):
             return []
         before, self.posted = self.posted, run
         orders: list[FrameOrder] = []
@@ -62,7 +67,7 @@ class PolicyUpdates:
 
     def serve(self, run: UpdateRun, now: float) -> list[FrameOrder]:
         """Some worker serves it, as the store knows."""
-        if self.in_force is None or run.number > self.in_force.number:
+        if self.in_force is None or self._place(run) > self._place(self.in_force):
             self.in_force = run
             self.gate += 1
         return self._settle(now)
@@ -112,7 +117,7 @@ class PolicyUpdates:
         if force is None or version == force.version:
             return False
         return not any(
-            run.number >= force.number and (run.version == version or run.switching(worker_id))
+            self._place(run) >= self._place(force) and (run.version == version or run.switching(worker_id))
             for run in self.runs.values()
         )
 
@@ -138,7 +143,7 @@ class PolicyUpdates:
     def _settle(self, now: float) -> list[FrameOrder]:
         """After any fact: what is in force, and which update everybody is brought to."""
         for run in self.runs.values():
-            if run.served and (self.in_force is None or run.number > self.in_force.number):
+            if run.served and (self.in_force is None or self._place(run) > self._place(self.in_force)):
                 self.in_force = run
                 self.gate += 1
         orders = self._choose(now)
@@ -173,8 +178,23 @@ class PolicyUpdates:
         if len(self.runs) > KEPT_RUNS:
             kept = (self.posted, self.active, self.in_force)
             old = [run for run in self.runs.values() if run not in kept]
-            for run in sorted(old, key=lambda run: run.number)[: len(self.runs) - KEPT_RUNS]:
+            # Those heard of first: an old one that the store names again, after a loss, is not learned anew at each look.
+            for run in old[: len(self.runs) - KEPT_RUNS]:
                 del self.runs[run.update_id]
+
+    def _place(self, run: UpdateRun) -> tuple[int, int]:
+        """In the order of posting: numbers compare between two losses only."""
+        return sum(run.created_at > at for at in self._losses), run.number
+
+    def _notice_loss(self, run: UpdateRun) -> None:
+        """What is not superseded is the store's newest. If it was posted after the newest one here, and its number is no larger,
+        the store has lost that one. If it was posted before, the store is older than what is known here: nobody goes back to it.
+        """
+        newest = self.posted
+        if newest is None or run.state == "superseded" or run.created_at <= newest.created_at:
+            return
+        if self._place(run) <= self._place(newest):
+            self._losses.append(newest.created_at)
 
 
 def _orders(run: UpdateRun, steps: Iterable[MemberFrame]) -> list[FrameOrder]:
