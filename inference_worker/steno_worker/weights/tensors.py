@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from steno.contracts.errors import WeightsRefused
 from steno.contracts.policy import Manifest, TensorEntry
+from steno.models.checkpoint import checkpoint_files
+from steno_worker.weights.shard_files import DTYPES
 from steno_worker.weights.staged_files import open_regular
 
 PART_ELEMENTS = 1 << 24
@@ -32,6 +36,18 @@ def places_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPlace]:
         name: TensorPlace(tuple(tensor.shape), tensor.is_floating_point(), (tensor.data_ptr(), tuple(tensor.shape)))
         for name, tensor in tensors.items()
     }
+
+
+def places_in(folder: Path) -> dict[str, TensorPlace]:
+    """The places that a checkpoint has, by the headers of its files. What lies beside those of its index is not of it: some
+    publish the same weights once more, by other names (`consolidated.safetensors`). {}: it has no safetensors files."""
+    files = [path for path in checkpoint_files(folder) if path.is_file()] or sorted(folder.glob("*.safetensors"))
+    places: dict[str, TensorPlace] = {}
+    for path in files:
+        for name, entry in _header(path).items():
+            dtype = DTYPES.get(entry["dtype"], "")
+            places[name] = TensorPlace(tuple(entry["shape"]), "float" in dtype, name)
+    return places
 
 
 def check_fits(entries: list[TensorEntry], places: Mapping[str, TensorPlace]) -> None:
@@ -83,6 +99,13 @@ def _tensors(folder: Path, manifest: Manifest) -> Iterator[tuple[str, torch.Tens
             raise WeightsRefused(
                 f"shard {shard.name} can't be read: {error}", field=f"manifest.shards.{shard.name}"
             ) from error
+
+
+def _header(path: Path) -> Mapping[str, Any]:
+    with path.open("rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return header
 
 
 def _has_numbers_only(tensor: torch.Tensor) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from steno.contracts.errors import WeightsRefused
-from steno_worker.weights.tensors import check_fits, places_of, read_tensors
+from steno_worker.weights.tensors import check_fits, places_in, places_of, read_tensors
+from tests.support.shards import tensor, write
 from tests.support.trained import export
 
 EMBEDDING = torch.randn(6, 4)
@@ -56,3 +58,25 @@ def test_all_shards_are_read_into_memory(tmp_path: Path) -> None:
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
     with pytest.raises(WeightsRefused, match=manifest.shards[0].name):
         read_tensors(tmp_path, manifest)
+
+
+def test_weights_that_lie_once_more_beside_the_checkpoint_are_no_tensors_of_it(tmp_path: Path) -> None:
+    """As Mistral publishes them: by other names, in a file that no index names."""
+    shards = {
+        f"model-0000{i}-of-00002.safetensors": {f"model.layers.{i}.weight": tensor([4, 3], i)} for i in range(1, 3)
+    }
+    pushed = write(tmp_path / "pushed", shards)
+    folder = tmp_path / "sharded"
+    write(folder, {**shards, "consolidated.safetensors": {"layers.0.weight": tensor([4, 3])}})
+    named = {name: file for file, tensors in shards.items() for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    check_fits(pushed.tensors, places_in(folder))
+    whole = {"model.safetensors": {name: one for tensors in shards.values() for name, one in tensors.items()}}
+    write(tmp_path / "whole", {**whole, "consolidated.safetensors": {"layers.0.weight": tensor([4, 3])}})
+    check_fits(pushed.tensors, places_in(tmp_path / "whole"))
+
+
+def test_without_an_index_all_files_are_the_checkpoint(tmp_path: Path) -> None:
+    assert places_in(tmp_path) == {}
+    pushed = write(tmp_path, {f"part-{i}.safetensors": {f"layer.{i}": tensor([2, 2], i)} for i in range(2)})
+    check_fits(pushed.tensors, places_in(tmp_path))

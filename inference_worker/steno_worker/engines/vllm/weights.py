@@ -8,11 +8,9 @@ weights of neither version, and vLLM has no way back: the engine counts as dead.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,7 @@ from steno.contracts.errors import EngineFailed, WeightsRefused
 from steno.contracts.policy import Manifest, NcclRendezvous
 from steno_worker.engines.vllm.weight_receiver import NAME
 from steno_worker.interfaces import StagedUpdate
-from steno_worker.weights.shard_files import DTYPES
-from steno_worker.weights.tensors import TensorPlace, check_fits, check_tensors
+from steno_worker.weights.tensors import TensorPlace, check_fits, check_tensors, places_in
 from steno_worker.weights.threads import in_time
 
 logger = logging.getLogger(__name__)
@@ -154,11 +151,7 @@ def checkpoint_places(config: VllmConfig) -> dict[str, TensorPlace] | None:
     folder = checkpoint_folder(config)
     if folder is None:
         return None
-    places: dict[str, TensorPlace] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        for name, entry in _header(path).items():
-            dtype = DTYPES.get(entry["dtype"], "")
-            places[name] = TensorPlace(tuple(entry["shape"]), "float" in dtype, name)
+    places = places_in(folder)
     if getattr(config.model_config.hf_text_config, "tie_word_embeddings", False):
         _tie(places)
     return places or None
@@ -175,13 +168,6 @@ def checkpoint_folder(config: VllmConfig) -> Path | None:
         logger.warning("can't find the checkpoint's files, updates are not compared with them: %s", error)
         return None
     return folder
-
-
-def _header(path: Path) -> Mapping[str, Any]:
-    with path.open("rb") as file:
-        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    header.pop("__metadata__", None)
-    return header
 
 
 def _tie(places: dict[str, TensorPlace]) -> None:
