@@ -124,8 +124,15 @@ class WeightsCopies:
         return copy_of(done)
 
     def complete(self) -> list[WeightsCopy]:
-        """Oldest first, by when they were completed."""
-        return [WeightsCopy.read(path.parent) for _, path in sorted(times_of(self._described()))]
+        """Oldest first, by when they were completed. One that can't be read (its description was not on the disk yet when the
+        machine stopped, or another release wrote it) is passed over, and stays."""
+        found = []
+        for _, path in sorted(times_of(self._described())):
+            try:
+                found.append(WeightsCopy.read(path.parent))
+            except CopyFailed as error:
+                log.warning("%s; it is left where it is", error)
+        return found
 
     def _described(self) -> list[Path]:
         return [path for kind in KINDS for path in self.root.glob(f"{kind}*/{DESCRIPTION}")]
@@ -197,7 +204,10 @@ class WeightsCopies:
     def _complete(self, folder: Path, version: PolicyVersion, manifest: Manifest, final: Path) -> dict[str, Any]:
         """Give it its name, which makes it complete. Returns: what `copy_of` takes, as JSON carries it."""
         body = {"version": str(version), "manifest": manifest.model_dump()}
-        (folder / DESCRIPTION).write_text(json.dumps(body))
+        with (folder / DESCRIPTION).open("w") as file:
+            file.write(json.dumps(body))
+            file.flush()
+            os.fsync(file.fileno())
         make_newest(folder / DESCRIPTION, self._described())
         try:
             folder.rename(final)
@@ -232,15 +242,20 @@ class WeightsCopies:
             _remove(doomed)
 
     def _sweep(self) -> None:
-        """Remove what crashed writers and removers left."""
+        """Remove what crashed writers and removers left. What can't be removed holds up no push."""
         for doomed in self.root.glob(f"{REMOVING}*"):
             _remove(doomed)
         for lock in self.root.glob(f"{WRITING}*.lock"):
-            with contextlib.suppress(FileNotFoundError, BlockingIOError), lock.open() as held:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by its writer: not dead
-                log.info("removing %s, whose writer has died", lock.with_suffix(""))
-                _remove(lock.with_suffix(""))
-                lock.unlink()
+            try:
+                with lock.open("r+") as held:  # for writing: NFS refuses the lock otherwise
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by its writer: not dead
+                    log.info("removing %s, whose writer has died", lock.with_suffix(""))
+                    _remove(lock.with_suffix(""))
+                    lock.unlink()
+            except (FileNotFoundError, BlockingIOError):
+                continue
+            except OSError as error:
+                log.warning("%s is left where it is: %s", lock, error)
 
 
 def times_of(paths: Iterable[Path]) -> list[tuple[int, Path]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -216,6 +219,38 @@ def test_a_trainer_killed_before_the_rename_leaves_the_older_copy_and_the_next_o
     assert [copy.version for copy in copies.complete()] == ["run/1"]
     copies.write(at(2), Fixed(2.0))
     assert names(folder) == ["weights-run-1", "weights-run-2"]
+
+
+def test_a_copy_that_can_not_be_read_stops_no_push_and_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    copies = WeightsCopies(tmp_path, keep=1)
+    broken = copies.write(at(1), Fixed(1.0)).folder
+    (broken / module.DESCRIPTION).write_text("")  # the machine stopped before it was on the disk
+    for step in (2, 3):
+        copies.write(at(step), Fixed(float(step)))
+    assert names(tmp_path) == ["weights-run-1", "weights-run-3"]
+    assert f"{broken}: not a copy of weights" in caplog.text
+
+
+def test_what_a_dead_writer_left_is_locked_for_writing_as_nfs_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NFSv4 refuses an exclusive lock on a file that is open for reading; what can't be removed at all holds up no push."""
+    flock = fcntl.flock
+
+    def as_nfs_does(file: Any, how: int) -> None:
+        if not file.writable():
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        if "stuck" in file.name:
+            raise OSError(errno.EIO, "Input/output error")
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs_does)
+    for name in ("dead", "stuck"):
+        (tmp_path / f".writing-{name}").mkdir()
+        (tmp_path / f".writing-{name}.lock").touch()
+    WeightsCopies(tmp_path).write(at(1), Fixed(1.0))
+    assert not (tmp_path / ".writing-dead").exists() and (tmp_path / ".writing-stuck").exists()
+    assert "is left where it is: [Errno 5]" in caplog.text
 
 
 def test_what_is_no_copy_is_refused_by_name(tmp_path: Path) -> None:
