@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import vllm.envs as envs
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import BadRequest
 from steno_worker.engines.vllm.chat_format import VllmGrammar
+from steno_worker.engines.vllm_server.limits import check_law, too_many_bad_word_tokens
 
-_MIN_TEMPERATURE = 0.01
-"""vLLM quietly samples at this temperature when asked for a lower one above 0."""
+
+class BadWordsRefused(VLLMClientError):  # type: ignore[misc]  # untyped
+    """Of bad words that are too many tokens. `parameter` names the field, as in vLLM's own refusals."""
+
+    parameter = "bad_words"
+
+
+class BoundedParams(SamplingParams):  # type: ignore[misc]  # untyped
+    """Refuses too many tokens of bad words where vLLM counts them, in the process that takes requests. vLLM itself refuses them
+    in the engine's step, which ends the engine (I8)."""
+
+    def update_from_tokenizer(self, tokenizer: Any) -> None:
+        """Raises: BadWordsRefused, and whatever vLLM raises."""
+        super().update_from_tokenizer(tokenizer)
+        count = sum(len(ids) for ids in self.bad_words_token_ids or ())
+        if count > envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS:
+            raise BadWordsRefused(too_many_bad_word_tokens(count, envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS))
 
 
 def sampling_params(law: Sampling, job: Job, grammar: VllmGrammar | None, stop_ids: frozenset[int]) -> SamplingParams:
     """The law in vLLM's words. Everything is said, since vLLM's defaults are those of its HTTP API.
 
-    Raises: BadRequest: a value that vLLM refuses, or would change without saying so.
+    Raises: BadRequest: a value that vLLM refuses, would change without saying so, or would die of.
     """
-    if 0.0 < law.temperature < _MIN_TEMPERATURE:
-        raise BadRequest(
-            f"temperature: got {law.temperature}, must be 0 or at least {_MIN_TEMPERATURE}", field="temperature"
-        )
+    check_law(law, stop_ids)
     try:
-        return SamplingParams(
+        return BoundedParams(
             n=1,
             temperature=law.temperature,
             top_p=law.top_p,

@@ -24,6 +24,7 @@ from steno_worker.chat.prompt import Prompt, PromptRenderer, started_of
 from steno_worker.chat.tokens import tokenized
 from steno_worker.engines.vllm_server.format import ServerFormat
 from steno_worker.engines.vllm_server.http import VllmServer
+from steno_worker.engines.vllm_server.limits import UNSEEN_STOP_IDS, check_law
 from steno_worker.engines.vllm_server.probe import ServerFacts, probe
 from steno_worker.engines.vllm_server.wire import CHAT, FIELDS, PROMPT, AnswerReader, body_of, constrains
 from steno_worker.interfaces import TokenTally
@@ -104,8 +105,7 @@ class VllmServerEngine(FixedWeights):
     async def tokenize(self, asked: Count) -> Counted:
         if self._format is None or self._prompter is None:
             raise EngineFailed("the engine is not started")
-        run = asyncio.get_running_loop().run_in_executor
-        return await run(self._renderer, tokenized, asked, self._format, self._prompter)
+        return await self._format.waits.run(self._renderer, tokenized, asked, self._format, self._prompter)
 
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """Started comes once the server has said which prompt it uses."""
@@ -126,6 +126,8 @@ class VllmServerEngine(FixedWeights):
         job = request.job
         prompt, format = await self._prompt(request)
         law = law_in_effect(job.sampling, len(prompt.ids), self._card.context_tokens, field_of(job))
+        check_law(law, format.stop_ids, unseen=UNSEEN_STOP_IDS)
+        await format.check_bad_words(law.bad_words)
         grammar = constrains(job) or (self._tools_constrain and bool(job.tools) and job.tool_choice != "none")
         bent = grammar or not law.is_plain() or self._is_off_scale(law)
         is_chat = bool(job.messages)
@@ -157,8 +159,7 @@ class VllmServerEngine(FixedWeights):
         format, prompter = self._format, self._prompter
         if format is None or prompter is None:
             raise EngineFailed("the engine is not started")
-        job, prefix = request.job, bytes_to_ids(request.prefix_ids)
-        run = asyncio.get_running_loop().run_in_executor
+        job, prefix, run = request.job, bytes_to_ids(request.prefix_ids), format.waits.run
         if job.prompt_ids is not None:
             return given_prompt(bytes_to_ids(job.prompt_ids).tolist(), prefix), format
         if job.prompt_text is not None:

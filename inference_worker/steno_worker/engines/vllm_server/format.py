@@ -14,10 +14,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from steno.contracts.chat import Message, Tool
-from steno.contracts.errors import BadRequest
+from steno.contracts.errors import BadRequest, EngineFailed
 from steno_worker.chat.check import called
 from steno_worker.chat.interfaces import Decoder
 from steno_worker.engines.vllm_server.http import VllmServer
+from steno_worker.engines.vllm_server.limits import MAX_BAD_WORD_TOKENS, forms_of, tokens_of, too_many_bad_word_tokens
+from steno_worker.engines.vllm_server.waits import Waits
 
 T = TypeVar("T")
 REFUSED_OPTIONS = frozenset(
@@ -28,20 +30,23 @@ MAX_CLOSERS = 24
 """Candidates that are tried, one request of a few tokens each."""
 _PROBE = "The 3 quick brown foxes; def f(x):\n\treturn {'é': x ** 2}  # \u4f60\u597d, \U0001f98a"
 """Words, digits, code, white space, other scripts: two tokenizers that cut all of it alike are the same, of one model name."""
-_ASKED: Message = {"role": "user", "content": "ok?"}
+_SAID = "ok?"
+_ASKED: Message = {"role": "user", "content": _SAID}
+TOKENIZE_S = 30.0
+"""How long the server may take to tokenise or render one text: all prompts of an upstream wait in one line."""
 
 
 class ServerFormat:
     """A `Renderer`. Its methods wait for the server: to be called from a thread, not from the event loop `loop`.
 
-    Attributes: stop_ids: empty until `find_stop_ids`.
+    Attributes: stop_ids: empty until `find_stop_ids`. waits: lets the event loop end what a thread waits for here.
     """
 
     def __init__(self, server: VllmServer, model: str, loop: asyncio.AbstractEventLoop) -> None:
         self.stop_ids: frozenset[int] = frozenset()
+        self.waits = Waits(loop)
         self._server = server
         self._model = model
-        self._loop = loop
         self._strings: dict[int, str] = {}
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
@@ -67,12 +72,22 @@ class ServerFormat:
         return [self._strings.get(token, "") for token in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        answer = self._wait(self._server.post("/detokenize", {"model": self._model, "tokens": list(ids)}))
+        answer = self._wait(self._post("/detokenize", {"tokens": list(ids)}))
         return str(answer["prompt"])
 
+    async def check_bad_words(self, words: Sequence[str]) -> None:
+        """In the event loop. Raises: BadRequest: as vLLM counts them, they are more tokens than its engine takes."""
+        count = 0
+        for word in dict.fromkeys(words):
+            forms = [await self._ids_of(form) for form in forms_of(word)]
+            count += tokens_of(*forms)
+        if count > MAX_BAD_WORD_TOKENS:
+            raise BadRequest(too_many_bad_word_tokens(count), field="bad_words")
+
     def digest(self) -> str:
-        """Of what can be seen of tokenizer and template from outside, 32 hex digits: for `ModelCard.tokenizer_digest`."""
-        seen = [self._model, sorted(self.stop_ids), self.encode(_PROBE), self.render([_ASKED], [], {})]
+        """Of what continuing a conversation depends on and can be seen from outside, 32 hex digits: for
+        `ModelCard.tokenizer_digest`. Not of what a template writes before the first words: some write the date there."""
+        seen = [self._model, sorted(self.stop_ids), self.encode(_PROBE), self._rendered_from(_ASKED, _SAID)]
         return hashlib.blake2b(json.dumps(seen).encode(), digest_size=16).hexdigest()
 
     def decoder(self) -> Decoder:
@@ -126,14 +141,26 @@ class ServerFormat:
     def _between(self, messages: Sequence[Message], start: str, end: str) -> list[int]:
         """The ids from the end of `start` to the beginning of `end`."""
         ids = self.render(messages, [], {})
-        text, ends = "", []
-        for token in ids:
-            text += self._strings.get(token, "")
-            ends.append(len(text))
+        text, ends = self._text_of(ids)
         begin, last = text.find(start), text.rfind(end)
         if begin < 0 or last < begin:
             return []
         return [token for token, at in zip(ids, ends, strict=True) if begin + len(start) < at <= last]
+
+    def _rendered_from(self, message: Message, words: str) -> list[int]:
+        """The ids of this message's prompt, from the last place of `words` on; all of them where it has no such place."""
+        ids = self.render([message], [], {})
+        text, ends = self._text_of(ids)
+        begin = text.rfind(words)
+        return [token for token, at in zip(ids, ends, strict=True) if at > begin]
+
+    def _text_of(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        """The strings of rendered ids, joined, and where each of them ends in that."""
+        text, ends = "", []
+        for token in ids:
+            text += self._strings.get(token, "")
+            ends.append(len(text))
+        return text, ends
 
     async def _stops_at(self, token: int) -> bool:
         body = {
@@ -144,13 +171,25 @@ class ServerFormat:
         return bool(choice["finish_reason"] == "stop" and choice["token_ids"] == [token])
 
     def _tokenize(self, body: dict[str, Any]) -> list[int]:
-        answer = self._wait(self._server.post("/tokenize", {"model": self._model, "return_token_strs": True, **body}))
+        answer = self._wait(self._post("/tokenize", {"return_token_strs": True, **body}))
         ids: list[int] = answer["tokens"]
         self._strings.update(zip(ids, (str(text) for text in answer["token_strs"]), strict=True))
         return ids
 
+    async def _ids_of(self, text: str) -> list[int]:
+        answer = await self._post("/tokenize", {"prompt": text, "add_special_tokens": False})
+        return list(answer["tokens"])
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        """Raises: EngineFailed: the server takes longer than TOKENIZE_S; StenoError."""
+        try:
+            async with asyncio.timeout(TOKENIZE_S):
+                return await self._server.post(path, {"model": self._model, **body})
+        except TimeoutError as error:
+            raise EngineFailed(f"the vLLM server did not answer {path} within {TOKENIZE_S:g} s") from error
+
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self.waits.result_of(work)
 
 
 def _probe_tool(strict: bool) -> Tool:
