@@ -136,6 +136,8 @@ def test_structured_outputs_are_the_replys_format(on: str, given: dict[str, Any]
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": list(range(1025))}, "allowed_token_ids"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids.0"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+        ({"stop_token_ids": list(range(129))}, "stop_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
         ({"bad_words": ["x"] * 65}, "bad_words"),
         ({"include_stop_str_in_output": True, "stop_token_ids": [5]}, "include_stop_str_in_output"),

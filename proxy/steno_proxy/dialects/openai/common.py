@@ -26,6 +26,8 @@ KEEPALIVE = b": keepalive\n"
 LEAST_LOGPROB = -9999.0
 MAX_ALLOWED_IDS = 1024
 """Each turn's record has them twice."""
+MAX_BIASES, MAX_STOP_IDS = 1024, 128
+"""vLLM's engine has room for so many."""
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 64, 256
 """The engine compares all of them with the end of what it has sampled, for each token."""
 SAMPLING_FIELDS = (
@@ -149,7 +151,7 @@ def sampling_of(body: SamplingBody, *, default_max_tokens: int | None = None) ->
         max_tokens=min(limit, MAX_TOKENS) if limit is not None else None,
         seed=body.seed,
         stop=_stop(body.stop),
-        stop_token_ids=body.stop_token_ids or [],
+        stop_token_ids=_stop_ids(body.stop_token_ids or []),
         ignore_eos=bool(body.ignore_eos),
         allowed_token_ids=_allowed(body.allowed_token_ids),
         bad_words=_bad_words(body.bad_words or []),
@@ -158,6 +160,8 @@ def sampling_of(body: SamplingBody, *, default_max_tokens: int | None = None) ->
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
     bias: dict[int, float] = {}
+    if given and len(given) > MAX_BIASES:
+        raise BadRequest(f"logit_bias: got {len(given)} ids, must be at most {MAX_BIASES}", field="logit_bias")
     for key, value in (given or {}).items():
         if not key.isascii() or not key.isdigit() or len(key) > 10 or int(key) > MAX_TOKENS:
             raise BadRequest(f"logit_bias: {key[:40]!r} is not a token id", field=f"logit_bias.{key[:40]}")
@@ -170,6 +174,14 @@ def _stop(given: str | list[str] | None) -> list[str]:
     if len(stops) > 16:
         raise BadRequest("stop takes at most 16 strings", field="stop")
     return [stop for stop in stops if stop]
+
+
+def _stop_ids(given: list[int]) -> list[int]:
+    if len(given) > MAX_STOP_IDS:
+        raise BadRequest(
+            f"stop_token_ids: got {len(given)} ids, must be at most {MAX_STOP_IDS}", field="stop_token_ids"
+        )
+    return given
 
 
 def _allowed(given: list[int] | None) -> list[int]:

@@ -40,7 +40,9 @@ _SAMPLING: Schema = {
     "frequency_penalty": number(bounds.Penalty),
     "repetition_penalty": number(bounds.RepetitionPenalty),
     "logit_bias": nullable(
-        OBJECT | {"propertyNames": {"pattern": "^[0-9]{1,9}$"}, "additionalProperties": bounds.schema(bounds.Bias)}
+        OBJECT
+        | {"propertyNames": {"pattern": "^[0-9]{1,9}$"}, "additionalProperties": bounds.schema(bounds.Bias)}
+        | {"maxProperties": 1024}
     ),
     "min_tokens": number(bounds.MinTokens),
     "max_tokens": number(bounds.Limit),

@@ -57,7 +57,7 @@ def _sampling() -> Iterator[Field]:
         yield row(name, "truncates the distribution")
     for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
         yield row(name, "", resumable=False)
-    yield row("logit_bias", "")
+    yield row("logit_bias", "at most 1,024 ids")
     yield row("allowed_token_ids", "at most 1,024 ids")
     yield row("bad_words", "at most 64 texts, of 256 characters", resumable=False)
     yield row("min_tokens", "")
