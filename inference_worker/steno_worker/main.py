@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import logging
 import signal
+import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
-
-import prometheus_client
 
 from steno.config.extras import how_to_install
 from steno.config.object_store import ObjectStore
@@ -82,13 +82,19 @@ class Worker:
         """Serve until stopped, refused by all, or the engine's death. Returns the exit code."""
         self._metrics.engine_up.set(1)
         runs = [asyncio.create_task(client.run()) for client in self._clients]
-        serving: asyncio.Future[Any] = asyncio.gather(*runs)
+        for client, task in zip(self._clients, runs, strict=True):
+            task.add_done_callback(functools.partial(_tell_failure, client.url))
+        # With exceptions as results: that one connection failed is not the others' end.
+        serving: asyncio.Future[Any] = asyncio.gather(*runs, return_exceptions=True)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
                 await self._leave()
-            await serving
+            ends = await serving
+            failure = next((end for end in ends if isinstance(end, Exception)), None)
+            if failure is not None and not self._stopping.is_set():  # no connection is left
+                raise failure
         finally:
             stopping.cancel()
             for task in runs:
@@ -154,6 +160,11 @@ class Worker:
             self._stopping.set()
 
 
+def _tell_failure(url: str, task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the connection with %s failed and is not tried again", url, exc_info=error)
+
+
 async def run(settings: WorkerSettings, engine: Engine | None = None, metrics: WorkerMetrics | None = None) -> int:
     """Build and start the engine, serve until SIGTERM or SIGINT, stop the engine. Returns the exit code.
 
@@ -165,6 +176,7 @@ async def run(settings: WorkerSettings, engine: Engine | None = None, metrics: W
     with _metrics_served(settings, metrics):
         engine = engine or build_engine(settings)
         await engine.start()
+        metrics.ready = True
         try:
             return await _serve(settings, engine, metrics, objects)
         finally:
@@ -211,15 +223,16 @@ def main(settings: WorkerSettings) -> int:
 
 @contextlib.contextmanager
 def _metrics_served(settings: WorkerSettings, metrics: WorkerMetrics) -> Iterator[None]:
-    """Raises: CannotListen, before a model is loaded."""
+    """Raises: CannotListen, before a model is loaded: the port is bound at once, and answers 503 until `metrics.ready`."""
     if settings.metrics_port is None:
         yield
         return
     host, port = settings.metrics_host, settings.metrics_port
     try:
-        server, _ = prometheus_client.start_http_server(port, host, metrics.registry)
+        server = metrics.bind(host, port)
     except OSError as error:
         raise CannotListen("metrics_port", host, port, error) from error
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     logger.info("metrics at http://%s:%d/metrics", host, server.server_port)
     try:
         yield

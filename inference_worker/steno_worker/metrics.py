@@ -5,9 +5,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter as Counts
+from collections.abc import Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from steno_worker.interfaces import TokenTally
 
@@ -20,10 +26,12 @@ class WorkerMetrics:
 
     Attributes:
         tally: of the engine that is counted.
+        ready: the engine is up. Until then /metrics is a 503, since probes ask it whether a worker can serve.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.registry = registry
+        self._exposition = make_wsgi_app(registry)
         self.streams = Gauge(
             "steno_worker_streams", "Generations now on this worker, of all proxies", registry=registry
         )
@@ -109,10 +117,27 @@ class WorkerMetrics:
             registry=registry,
         )
         self.weights_proved.set(1)
+        self.ready = False
         self.tally = TokenTally()
         self._told = TokenTally()
         self._tokens = self._deltas = 0
         self._relay_s = 0.0
+
+    def bind(self, host: str, port: int) -> WSGIServer:
+        """What serves /metrics, once its `serve_forever` runs. Raises: OSError."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+        class Server(ThreadingWSGIServer):
+            address_family = found[0][0]
+
+        return make_server(host, port, self._answer, Server, _SilentHandler)
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if not self.ready:
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"the engine is not up yet\n"]
+        answer: Iterable[bytes] = self._exposition(environ, start_response)
+        return answer
 
     def sent(self, tokens: int) -> None:
         """One delta. Summed up here, since a counter's lock would be the dearest part of sending it."""
@@ -134,3 +159,9 @@ class WorkerMetrics:
         self._told = TokenTally(self.tally.sampled, Counts(self.tally.unsent))
         self._tokens = self._deltas = 0
         self._relay_s = 0.0
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """A scrape is no line of the log."""
+
+    def log_message(self, format: str, *args: Any) -> None: ...

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from steno.contracts.errors import ProtocolError, StenoError
 from steno.contracts.wire.frames import (
@@ -52,8 +52,24 @@ SETTLE_S = 2.0
 """How long a worker that leaves waits for the proxy to acknowledge what it said last."""
 
 
+class Dial(connect):
+    """Follows redirects as websockets does; one that can't be followed (to https://) is the answer that it is."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        try:
+            return super().process_redirect(exc)
+        except (WebSocketException, ValueError):
+            return exc
+
+
 def unreachable(error: Exception) -> str:
     """Why a proxy could not be dialled, in words for the log."""
+    if isinstance(error, InvalidStatus) and "Location" in error.response.headers:
+        location = error.response.headers.get_all("Location")[0][:200]
+        return (
+            f"HTTP {error.response.status_code}: this address sends workers on to {location!r}; dial the proxy's control plane "
+            "itself, ws://HOST:PORT or wss://HOST:PORT"
+        )
     if isinstance(error, InvalidStatus) and 400 <= error.response.status_code < 500:
         return (
             f"HTTP {error.response.status_code}: this address does not accept workers; dial the proxy's control plane, "
@@ -155,13 +171,14 @@ class ProxyConnection:
         settings = self._settings
         key = settings.key.get_secret_value() if settings.key else ""
         try:
-            websocket = await connect(
+            websocket = await Dial(
                 dial_url(self.url), compression=None, max_size=settings.max_packet_bytes, ping_interval=None,
                 open_timeout=HANDSHAKE_S, close_timeout=SETTLE_S, user_agent_header="steno-worker",
                 additional_headers={"Authorization": f"Bearer {key}"} if key else None,
             )  # fmt: skip
-        except (OSError, InvalidHandshake, InvalidMessage, TimeoutError, ConnectionClosed) as error:
-            # ConnectionClosed: reset between accept and handshake, as by a load balancer whose proxy has just gone
+        except (OSError, TimeoutError, WebSocketException, ValueError) as error:
+            # ConnectionClosed: reset between accept and handshake, as by a load balancer whose proxy has just gone.
+            # ValueError: what stands in the way (an HTTP proxy, a redirect) names an address that is none
             logger.warning("can't reach %s: %s", self.url, unreachable(error))
             return False
         if self._stop.is_set():  # told to leave while this was dialled: nobody would take leave on it

@@ -17,6 +17,7 @@ from steno_worker.main import run
 from steno_worker.metrics import WorkerMetrics
 from tests.integration.relay.conftest import KEY, drain, relay
 from tests.support.counting import CountingEngine, ids_of
+from tests.support.ports import free_port
 from tests.support.tcprelay import TcpRelay
 from tests.support.waiting import until
 
@@ -121,6 +122,36 @@ async def test_run_starts_the_engine_serves_until_sigterm_and_counts() -> None:
         assert await asyncio.wait_for(worker, 60) == 0
         assert metrics.registry.get_sample_value("steno_worker_tokens_total") == 50
         assert metrics.registry.get_sample_value("steno_worker_generations_total", {"end": "length"}) == 1
+
+
+class LoadingEngine(CountingEngine):
+    """Its `start` waits for `loaded`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.starting = asyncio.Event()
+        self.loaded = asyncio.Event()
+
+    async def start(self) -> None:
+        self.starting.set()
+        await self.loaded.wait()
+
+
+async def test_metrics_are_503_until_the_engine_is_up() -> None:
+    """They are what probes ask: a pod that is ready before its engine lets the next one be replaced."""
+    async with relay() as running, httpx.AsyncClient(timeout=60) as client:
+        engine, port = LoadingEngine(), free_port()
+        settings = WorkerSettings(proxy=[f"ws://127.0.0.1:{running.port}"], key=KEY, metrics_port=port)
+        worker = asyncio.create_task(run(settings, engine, WorkerMetrics(CollectorRegistry())))
+        await asyncio.wait_for(engine.starting.wait(), 60)
+        answer = await client.get(f"http://127.0.0.1:{port}/metrics")
+        assert (answer.status_code, answer.text) == (503, "the engine is not up yet\n")
+        engine.loaded.set()
+        await until(lambda: running.hub.cards())
+        answer = await client.get(f"http://127.0.0.1:{port}/metrics")
+        assert answer.status_code == 200 and "steno_worker_engine_up 1.0" in answer.text
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(worker, 60) == 0
 
 
 async def test_a_worker_told_to_stop_while_it_dials_ends_too() -> None:
