@@ -108,6 +108,8 @@ class Collector:
         self._closing = threading.Event()
         self._failures = LastFailures()
         self._mine: set[str] = set()
+        self._collected: list[CollectedGroup] = []
+        self._groups_run = run
         self._round, self._name = 0, uuid.uuid4().hex[:8]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: list[Future[Any]] = []
@@ -148,18 +150,36 @@ class Collector:
 
     # -- groups ---------------------------------------------------------------------------------------------------------------
 
+    def of_rank(self, rank: int) -> None:
+        """One of several processes that collect for one run, before its first group. Each has groups in a run of its own, `RUN`,
+        `RUN-r1`, `RUN-r2`, …, so that none leases those of another. Weights are pushed for `RUN`."""
+        if rank == 0:
+            return
+        self._groups_run = f"{self.run}-r{rank}"
+        self._options = replace(self._options, run_id=self._groups_run)
+        if self._prepared is not None:
+            self._prepared = replace(self._prepared, run_id=self._groups_run)
+
     def collect(self, tasks: Iterable[Task | Mapping[str, Any]], n: int) -> list[CollectedGroup]:
         """Run `n` trials of each task to their end, and lease every group of the run that is ready: those of an earlier start
-        that were not acknowledged come first. A group in which no trial came to a reward is not among them.
+        that were not acknowledged come first. A group in which no trial came to a reward is not among them. What was leased
+        before an error comes with the next call.
 
         Args: tasks: of `steno_rollouts.tasks.task.load_tasks`, or their fields; each needs a `task_id`.
         Raises: BadRequest: no agent; a task without an id, or two with one. StenoError: the proxy refuses or is away for long.
             KeyboardInterrupt and the like: trials that run have been ended as `cancelled`, and nothing is leased.
         """
         self._wait(self._start(tasks, n, Admission()))
-        groups: list[CollectedGroup] = []
-        while found := self.lease(MOST_LEASES):
-            groups += found
+        with self._lock:
+            groups = [group for group in self._collected if group.lease.lease_id in self._held]
+            self._collected = []
+        try:
+            while found := self.lease(MOST_LEASES):
+                groups += found
+        except BaseException:
+            with self._lock:
+                self._collected += groups
+            raise
         return groups
 
     def start(
@@ -173,8 +193,8 @@ class Collector:
     def lease(self, max_groups: int = 1, wait_s: float = 0.0) -> list[CollectedGroup]:
         """Groups that are ready, the oldest first: `max_groups` of them, or those that are after `wait_s` (60 at most)."""
         request = LeaseRequest(
-            run_id=self.run, consumer=f"adapter-{self._name}", max_groups=max_groups, wait_s=wait_s, ttl_s=self._ttl_s
-        )
+            run_id=self._groups_run, consumer=f"adapter-{self._name}", max_groups=max_groups, wait_s=wait_s, ttl_s=self._ttl_s
+        )  # fmt: skip
         leases = self._client.lease(request)
         with self._lock:
             self._held.update((lease.lease_id, lease) for lease in leases)
@@ -236,7 +256,7 @@ class Collector:
             )
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="steno-rollouts", daemon=True).start()
+            threading.Thread(target=_serve, args=(self._loop,), name="steno-rollouts", daemon=True).start()
         planned = self._noted(_planned(tasks, "again" if again else f"{self._name}-{self._round}", again))
         self._round += 1
         running = asyncio.run_coroutine_threadsafe(self._roll(planned, n, admission, again), self._loop)
@@ -245,7 +265,7 @@ class Collector:
 
     def _noted(self, planned: Iterator[Planned]) -> Iterator[Planned]:
         for plan in planned:
-            self._mine.add(group_id(self.run, plan.task.task_id, plan.round))
+            self._mine.add(group_id(self._groups_run, plan.task.task_id, plan.round))
             yield plan
 
     async def _roll(self, planned: Iterator[Planned], n: int, admission: Admission, again: bool) -> None:
@@ -256,7 +276,7 @@ class Collector:
         """again: a later start finds these groups again, so that trials which have not begun may stay open."""
         if self._prepared is not None:
             changed = {
-                "group_size": n, "run": self.run if again else None, "groups_per_step": admission.groups_per_step,
+                "group_size": n, "run": self._groups_run if again else None, "groups_per_step": admission.groups_per_step,
                 "max_staleness_steps": admission.max_staleness_steps,
             }  # fmt: skip
             prepared = replace(self._prepared, settings=self._prepared.settings.model_copy(update=changed))
@@ -338,6 +358,18 @@ def _planned(tasks: Iterable[Task | Mapping[str, Any]], round_name: str, again: 
             raise BadRequest(f"tasks: two are named {task.task_id!r}, must be one each", field="tasks")
         seen[task.task_id] += 1
         yield Planned(task, f"{round_name}-{seen[task.task_id]}")
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Until it is stopped. What calls `sys.exit()` on it would end it, and who waits for the rest would wait for ever: they are
+    told instead."""
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            log.error("rollouts: %s on their event loop", error.__class__.__name__)
+        else:
+            return
 
 
 async def _others_ended() -> None:

@@ -31,7 +31,7 @@ class AgentCall:
 
 
 AgentFunction = Callable[[AgentCall], float | None]
-"""Plays one trial. Returns its reward; None: not scored. An exception: the trial failed, and is not trained."""
+"""Plays one trial. Returns its reward; None: not scored. An exception, `sys.exit()` too: the trial failed, and is not trained."""
 
 
 class FunctionAgents(Executor):
@@ -67,10 +67,19 @@ class FunctionAgents(Executor):
             environment=job.environment,
         )
         try:
-            reward = self._function(given)
-        except Exception as error:
+            reward = _number(self._function(given))
+        except BaseException as error:  # of its thread: on the event loop, SystemExit would end all trials
             job.stderr.write_text(f"{traceback.format_exc()}\n{type(error).__name__}: {error}\n")
             return Exit(1, error=str(error))
         if reward is not None:
-            (job.workdir / "reward.txt").write_text(repr(float(reward)))
+            (job.workdir / "reward.txt").write_text(repr(reward))
         return Exit(0)
+
+
+def _number(reward: Any) -> float | None:
+    """Raises: TypeError."""
+    try:
+        return None if reward is None else float(reward)
+    except (TypeError, ValueError, OverflowError):
+        said = repr(reward)[:200]
+        raise TypeError(f"reward: the agent function returned {said}, must be a number or None") from None

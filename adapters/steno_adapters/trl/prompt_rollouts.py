@@ -66,7 +66,8 @@ class PromptRollouts:
         self._lineage = f"trl-{uuid.uuid4().hex[:8]}"
 
     def trainer(self, model: Any, args: GRPOConfig, **options: Any) -> GRPOTrainer:
-        """The trainer, with this in its place; `options` are its other arguments. reward_funcs: default: the recorded rewards."""
+        """The trainer, with this in its place; `options` are its other arguments. reward_funcs: default: the recorded rewards.
+        Of several ranks each runs the agents of its own prompts, and collects in a run of its own (`Collector.of_rank`)."""
         if args.use_vllm:
             raise BadRequest("use_vllm: got True, must be False: Steno's workers generate", field="use_vllm")
         warnings.warn(
@@ -78,6 +79,7 @@ class PromptRollouts:
         pushes = _PushAfterEachStep(self._collector, self._lineage)
         callbacks = [pushes, *given.pop("callbacks", [])]
         trainer = GRPOTrainer(model, args=args, rollout_func=self, callbacks=callbacks, **given)
+        self._collector.of_rank(trainer.accelerator.process_index)
         pushes.trainer = trainer
         return trainer
 
