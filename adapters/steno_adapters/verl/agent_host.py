@@ -23,7 +23,7 @@ from steno_adapters.verl import seam
 from steno_adapters.verl.checks import check_config, context_tokens
 from steno_adapters.verl.handed_over import HandedOver
 from steno_adapters.verl.job import JobFacts, facts_of, job
-from steno_adapters.verl.leftovers import end_leftovers, own_folder
+from steno_adapters.verl.leftovers import end_leftovers, mark_ended, mark_running, own_folder
 from steno_adapters.verl.prompt_groups import PromptGroup, PromptSession
 from steno_adapters.verl.session_rows import SessionRows, training_rows, validation_rows
 from steno_adapters.verl.settings import VerlSettings
@@ -99,7 +99,7 @@ class AgentHost:
             log.warning("%s", warning)
         host = cls(config, settings, prepared, evaluated, facts)
         try:
-            await end_leftovers(root, prepared.executor(), host._client)
+            await end_leftovers(root, prepared.executor(), host._client, settings.keeps)
             await host._start(servers, tokenizer)
         except BaseException:
             await host.close()
@@ -141,6 +141,7 @@ class AgentHost:
             async with self._slots:
                 self._check_worker()
                 assignment = await self._assignment(session)
+                mark_running(self._settings.work_dir, assignment.trial_id)
                 await self._runners[session.validate].run(assignment, results.append)
         except BaseException as error:
             if not results:
@@ -149,7 +150,7 @@ class AgentHost:
             raise
         finally:
             if results:
-                session.group.ended.add(session.index)
+                self._has_ended(session, results[0].trial_id)
         [result] = results
         if result.failed and not session.validate:
             return PlayedSession(result, SessionRows([]))
@@ -165,6 +166,8 @@ class AgentHost:
                 )
             except StenoError as error:
                 log.warning("trial %s: not ended, its group waits for its deadline: %s", trial_id, error.message)
+            else:
+                mark_ended(self._settings.work_dir, trial_id)
 
     def _runner(self, prepared: Prepared) -> TrialRunner:
         settings = prepared.settings
@@ -185,10 +188,15 @@ class AgentHost:
         if not session.group.is_registered:
             return
         try:
-            await self._runners[session.validate].abandon(await self._assignment(session), reason)
-            session.group.ended.add(session.index)
+            assignment = await self._assignment(session)
+            await self._runners[session.validate].abandon(assignment, reason)
+            self._has_ended(session, assignment.trial_id)
         except StenoError as error:
             log.warning("prompt %s: its trial was not ended: %s", session.uid, error.message)
+
+    def _has_ended(self, session: PromptSession, trial_id: str) -> None:
+        session.group.ended.add(session.index)
+        mark_ended(self._settings.work_dir, trial_id)
 
     def _deadline_s(self, session: PromptSession) -> float:
         """Generous: for groups whose process was killed, so that nobody ends their trials. Trials begin in the order in which

@@ -1,7 +1,8 @@
 """What agent-loop workers of this machine that were killed have left: agents that run on, and trials that nobody will end.
 
 Each process has a folder of its own under `work_dir`, whose name says whose it is. A later one ends what is in the folders of
-those that are gone: of this job after a worker died, or of the next job with the same `work_dir`.
+those that are gone: of this job after a worker died, or of the next job with the same `work_dir`. Which of the trials there
+ran is told by marks, files beside their folders. The others have ended: what is there of them was kept as `keep` says, and stays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import StenoError
@@ -23,6 +25,7 @@ from steno_rollouts.trials.executor import Executor
 
 log = logging.getLogger(__name__)
 PREFIX = "verl-worker-"
+MARK = ".running"
 
 
 def own_folder(work_dir: Path) -> Path:
@@ -39,15 +42,47 @@ def abandoned(work_dir: Path) -> Iterator[Path]:
             yield folder
 
 
-async def end_leftovers(work_dir: Path, executor: Executor, client: AsyncSteno) -> None:
-    """Idempotent; several processes may do it at once."""
+def mark_running(folder: Path, trial_id: str) -> None:
+    """Before it begins. Args: folder: of this process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _mark(folder, trial_id).touch()
+
+
+def mark_ended(folder: Path, trial_id: str) -> None:
+    """Once nothing of it runs, and the proxy has its end. Idempotent, also for one that never began."""
+    _mark(folder, trial_id).unlink(missing_ok=True)
+
+
+async def end_leftovers(
+    work_dir: Path, executor: Executor, client: AsyncSteno, keep: Literal["failed", "all", "none"]
+) -> None:
+    """Args: keep: as in `RolloutSettings`; a trial whose worker was killed has failed. Idempotent; several processes may do it at
+    once."""
     for folder in await asyncio.to_thread(lambda: list(abandoned(work_dir))):
-        for trial in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for trial in await asyncio.to_thread(_running, folder):
             log.warning("trial %s: its agent-loop worker was killed; it is ended", trial.name)
             await executor.clear(trial)
             with contextlib.suppress(StenoError):  # another proxy's, or ended by itself
                 await client.complete(trial.name, Completion(status="aborted", end_reason=EndReason.INTERRUPTED.value))
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(mark_ended, folder, trial.name)
+        await asyncio.to_thread(_dispose, folder, keep == "none")
+
+
+def _mark(folder: Path, trial_id: str) -> Path:
+    return folder / f"{trial_id}{MARK}"
+
+
+def _running(folder: Path) -> list[Path]:
+    """Folders of the trials that ran when their process ended; some may not have been made yet."""
+    return [mark.with_suffix("") for mark in sorted(folder.glob(f"*{MARK}"))]
+
+
+def _dispose(folder: Path, everything: bool) -> None:
+    if everything:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):  # something is kept
+            folder.rmdir()
 
 
 def _started_at(pid: int) -> str:

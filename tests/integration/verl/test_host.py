@@ -125,6 +125,44 @@ async def test_whatever_a_session_fails_by_no_trial_of_its_group_stays_open(
     await host.close()
 
 
+async def test_a_trial_is_marked_until_it_has_ended_and_longer_where_its_end_could_not_be_told(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its mark the next process knows what this one left. A folder that is kept has none."""
+    settings = settings_of(tmp_path, stack.url)
+    prepared = Prepared.of(settings, "marked")
+    host = AgentHost(
+        verl_config(None), settings, prepared, prepared, JobFacts("marked", "verl-a", stack.url, None, None)
+    )
+    runner, trials, during = host._runners[False], settings.work_dir, list[str]()
+    play = runner._player.play
+
+    def found() -> list[str]:
+        return sorted(path.name.rpartition(".")[2] for path in trials.iterdir())
+
+    async def seen(*given: Any) -> Any:
+        during.extend(found())
+        return await play(*given)
+
+    async def away(*_: Any) -> Any:
+        raise Unreachable("the proxy is away")
+
+    monkeypatch.setattr(runner._player, "play", seen)
+    groups = PromptGroups()
+    come = [groups.come("u") for _ in range(2)]
+    task = host.task("plain", validate=False)
+    first, second = (PromptSession("u", group, i, task, {}, False, waiting=groups.open) for group, i in come)
+    played = await host.play(first)
+    assert (played.result.failed, during, found()) == (True, ["running"], ["0"]), "it failed, and its folder is kept"
+    monkeypatch.setattr(runner, "_post", away)
+    with pytest.raises(Unreachable):
+        await host.play(second)
+    assert "running" in found()
+    await host.end_rest(come[0][0])
+    assert "running" not in found()
+    await host.close()
+
+
 async def test_sessions_that_verl_starts_together_are_one_group_also_where_nothing_has_to_be_waited_for(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +16,6 @@ from steno.contracts.records import Limits, Sample, SampledRange, TokenSpan, flo
 from steno_adapters.verl import VERL_VERSIONS, check_versions
 from steno_adapters.verl.checks import check_config, check_session, context_tokens, forced_law
 from steno_adapters.verl.handed_over import HandedOver
-from steno_adapters.verl.leftovers import abandoned, own_folder
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
 from steno_adapters.verl.session_rows import step_of, training_rows, validation_rows
 from steno_adapters.verl.settings import OF_VERL, PROXY_VARIABLE, VerlSettings
@@ -429,28 +424,3 @@ def test_a_tasks_row_shows_its_prompt_and_nothing_hidden() -> None:
         ConfigError, match=r"task 't' has no text to show: it has level, task_id, must have one of instruction"
     ):
         task_row(Task("t", {"task_id": "t", "level": 1}), 0, agent_name="steno", data_source="mine")
-
-
-# -- leftovers ----------------------------------------------------------------------------------------------------------------
-
-
-def test_only_folders_of_processes_that_are_gone_are_abandoned(tmp_path: Path) -> None:
-    own_folder(tmp_path).mkdir()
-    words = (
-        "import sys; from pathlib import Path; from steno_adapters.verl.leftovers import own_folder; "
-        "own_folder(Path(sys.argv[1])).mkdir()"
-    )
-    (tmp_path / "somebody-elses").mkdir()
-    with subprocess.Popen([sys.executable, "-c", words, str(tmp_path)], env=os.environ) as killed:
-        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
-        [only_its_exit_code] = abandoned(tmp_path)
-    assert killed.returncode == 0 and len(list(tmp_path.iterdir())) == 3
-    [left] = abandoned(tmp_path)
-    assert left == only_its_exit_code != own_folder(tmp_path) and left.name.startswith("verl-worker-")
-
-
-def test_folders_of_a_machine_whose_name_goes_on_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
-    for name in ("verl-worker-node-1-2-999999999-123", "verl-worker-node-1-999999999-123", "verl-worker-node"):
-        (tmp_path / name).mkdir()
-    assert [folder.name for folder in abandoned(tmp_path)] == ["verl-worker-node-1-999999999-123"]
