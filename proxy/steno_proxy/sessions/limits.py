@@ -3,6 +3,7 @@ asks for 64 choices, or 64 times at once, is held to the same limits (I8)."""
 
 from __future__ import annotations
 
+from steno.contracts.errors import BudgetSpent
 from steno.contracts.records import Limits, Session
 
 
@@ -53,6 +54,13 @@ def without_room(limits: Limits, session: Session, n: int, *, recorded: int, run
     if limits.max_tokens is not None and session.counts.completion_tokens + n > limits.max_tokens:
         return "max_tokens"
     return None
+
+
+def used_up_by_running(name: str) -> BudgetSpent:
+    """What a request is told that has no room for this limit beside the turns that run; the session goes on."""
+    return BudgetSpent(
+        f"{name} of this trial: its running requests may use all that is left; send this one again once they have ended"
+    )
 
 
 def wall_left_s(limits: Limits, session: Session, now: float) -> float | None:

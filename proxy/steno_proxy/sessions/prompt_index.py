@@ -33,21 +33,28 @@ class PromptIndex:
     __slots__ = ("_continued", "_marks")
 
     def __init__(self) -> None:
-        self._marks: dict[bytes, dict[int, dict[bytes, int]]] = {}
+        # Kind -> length -> mark -> digest of the turn's own prompt -> its number, the newest last.
+        self._marks: dict[bytes, dict[int, dict[bytes, dict[bytes, int]]]] = {}
         self._continued: set[int] = set()
 
     def add(self, number: int, row: IndexRow) -> None:
-        """Take note of a turn; those of chats are ignored."""
+        """Take note of a turn; those of chats are ignored. None goes on from one that was cut before its first token, as in a
+        chat (`tree.py`)."""
         if row.options not in (IDS, TEXT):
             return
         if row.parent >= 0:
             self._continued.add(row.parent)
-        mark = row.digests[16:32]
+        if row.partial and row.completion_tokens == 0:
+            return
+        own, mark = row.digests[:16], row.digests[16:32]
         lengths = self._marks.setdefault(row.options, {})
-        lengths.setdefault(int.from_bytes(mark[1:7], "little"), {})[mark] = number
+        numbers = lengths.setdefault(int.from_bytes(mark[1:7], "little"), {}).setdefault(mark, {})
+        numbers.pop(own, None)
+        numbers[own] = number
 
     def find(self, kind: bytes, prompt: bytes) -> PromptMatch:
-        """The recorded turn with the longest path that `prompt` begins with; the newest of equals."""
+        """The recorded turn with the longest path that `prompt` begins with; the newest of equals. One that was asked this very
+        prompt, and said nothing, is asked again, not gone on from."""
         found, found_length = -1, 0
         rolling = hashlib.blake2b(digest_size=9)
         at = 0
@@ -55,8 +62,10 @@ class PromptIndex:
         for length in sorted(length for length in lengths if length <= len(prompt)):
             rolling.update(prompt[at:length])
             at = length
-            number = lengths[length].get(_mark(length, rolling.digest()))
-            if number is not None:
+            numbers = lengths[length].get(_mark(length, rolling.digest()), {})
+            own = prompt_digest(prompt) if numbers and length == len(prompt) else b""
+            number = next((numbers[asked] for asked in reversed(numbers) if asked != own), -1)
+            if number >= 0:
                 found, found_length = number, length
         return PromptMatch(found, found_length, found in self._continued)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from steno.contracts.chat import MERGED, Message, joined, runs_of_one_role
 from steno_proxy.sessions.messages.call_ids import echoed_ids
-from steno_proxy.sessions.messages.echoes import Echo, EchoedAs
+from steno_proxy.sessions.messages.echoes import Echo, EchoedAs, named_turn
 from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.sessions.tree import Tree
 from steno_proxy.sessions.trie import ROOT
@@ -27,8 +27,9 @@ MOST_READINGS = 4
 _REPLIES = frozenset({"assistant"})
 """Roles whose runs are looked at where a format's manner is apart: only replies can be on record as one message then."""
 
-Known = Mapping[tuple[int, bytes], Echo]
-"""Echoes by the node after which a message stood, and its digest."""
+Known = Mapping[tuple[int, bytes, str], Echo]
+"""Echoes by the node after which a message stood, its digest, and the turn which its call ids name (`RequestMessages.named`):
+those of siblings may differ in nothing else, since digests leave out ids."""
 
 
 class MessageUnit(NamedTuple):
@@ -70,6 +71,14 @@ class RequestMessages:
     def digest_of(self, unit: MessageUnit) -> bytes:
         """What its messages say, whatever they stand for."""
         return self.digests[unit.start] if unit.end - unit.start == 1 else self.runs[unit.start].digest
+
+    def named(self, place: int, tree: Tree) -> str:
+        """The turn of this trial that call ids name there, of the message or of the run that begins with it; "": none. Those of
+        other trials say nothing."""
+        run = self.runs.get(place)
+        said = self.messages[place : run.end if run is not None else place + 1]
+        turn_id = next((named_turn(message) for message in said if message.get("tool_calls")), "")
+        return turn_id if tree.number(turn_id) >= 0 else ""
 
     def forms(self, place: int) -> list[tuple[int, Message]]:
         """What may be a reply there, each with the place after it: the run that begins there as one message, if one does, and the
@@ -188,7 +197,9 @@ def _apart(tree: Tree, said: RequestMessages, known: Known, at: ReadPosition, st
         place = at.place
         shared, node, ends = tree.along(said.digests, place, stop, at.node, said.tools, said.options)
         at = ReadPosition(place + shared, node, place + ends if ends else at.covered, odd, at.units)
-        if at.place == stop or (echo := known.get((node, said.digests[at.place]))) is None:
+        if at.place == stop or not known:
+            return at
+        if (echo := known.get((node, said.digests[at.place], said.named(at.place, tree)))) is None:
             return at
         after = take(tree, said, at, MessageUnit(at.place, at.place + 1, echo.digest, echo))
         if after is None:
@@ -202,7 +213,7 @@ def _joined(
     """With the run that begins there as one message, if that is on record."""
     if (after := take(tree, said, at, unit)) is not None:
         return after
-    echo = known.get((at.node, unit.digest))
+    echo = known.get((at.node, unit.digest, said.named(at.place, tree))) if known else None
     return take(tree, said, at, unit._replace(digest=echo.digest, echo=echo)) if echo is not None else None
 
 

@@ -109,6 +109,11 @@ class Tree:
         """Whether a completion was recorded right after this node."""
         return bool(self._trie.flags[node] & REPLIED)
 
+    def replied_with(self, number: int, digests: bytes) -> bool:
+        """Whether a turn, which does not run here, was added with the reply that ends these digests."""
+        end = self._ends[number]
+        return self._trie.child(self._trie.above[end], digests[-DIGEST_BYTES:]) == end
+
     def child(self, node: int, digest: bytes) -> int:
         """The node after one more message, -1: none."""
         return self._trie.child(node, digest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,3 +44,23 @@ def test_finds_what_a_search_of_all_paths_would(paths: list[list[int]], prompt: 
     matching = [(len(path), number) for number, path in enumerate(paths) if prompt[: len(path)] == path]
     length, number = max(matching, default=(0, -1))
     assert index.find(IDS, ids_to_bytes(prompt))[:2] == (number, 4 * length)
+
+
+@pytest.mark.parametrize("kind", [IDS, TEXT])
+def test_a_turn_that_was_cut_before_its_first_token_is_not_gone_on_from(kind: bytes) -> None:
+    index, prompt = PromptIndex(), ids_to_bytes([1, 2])
+    cut = msgspec.structs.replace(row(0, prompt, prompt, kind=kind), partial=True, completion_tokens=0)
+    index.add(0, cut)
+    assert index.find(kind, prompt)[0] == -1
+    assert index.find(kind, prompt + prompt)[0] == -1
+
+
+def test_one_that_said_nothing_is_asked_again_and_gone_on_from_by_more() -> None:
+    index = PromptIndex()
+    index.add(0, row(0, b"ab", b"ab", kind=TEXT))
+    assert index.find(TEXT, b"ab")[:2] == (-1, 0)
+    assert index.find(TEXT, b"abc")[:2] == (0, 2)
+    index.add(1, row(1, b"a", b"ab", kind=TEXT))
+    index.add(2, row(2, b"ab", b"ab", kind=TEXT))
+    assert index.find(TEXT, b"ab")[:2] == (1, 2), "this one has said the rest of it"
+    assert index.find(TEXT, b"abc")[:2] == (2, 2)
