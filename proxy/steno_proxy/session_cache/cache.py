@@ -26,6 +26,7 @@ from steno_proxy.session_cache.path_cache import PathCache
 from steno_proxy.session_cache.session_state import AnswerSoFar, Recording, RunningRequest
 from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.sessions import limits
+from steno_proxy.sessions.messages.normalise import DIGEST_BYTES, message_digest
 from steno_proxy.sessions.tree import Tree
 from steno_proxy.store.interface import ParentLost, RecordedOtherwise, RetryKey, SessionStore, SessionTail, TokenPath
 from steno_proxy.tracing.traces import Traces
@@ -84,10 +85,13 @@ class Recorder:
         return recording
 
     async def check(self, recording: Recording) -> None:
-        """Raises: BudgetSpent: a limit of the trial is spent, and its session has ended."""
+        """Raises: BudgetSpent: a limit of the trial is spent, and its session has ended, unless its last turn, which is on record
+        while it is open, still runs."""
         session, now = recording.session, self._clock()
         assert session is not None
         spent = limits.spent(session.limits, session, now, busy=recording.in_use)
+        if spent == "max_turns" and recording.has_open(now):
+            raise limits.used_up_by_running(spent)
         if spent is not None:
             raise await self.end(recording.trial_id, spent)
 
@@ -206,7 +210,7 @@ class Recorder:
         words = "session %s: %s: the store has lost what it had confirmed, and what is left is read anew"
         log.error(words, recording.trial_id, why)
         recording.reset()
-        if not recording.in_use:
+        if not (recording.in_use or recording.passed_fork):
             self.forget(recording.trial_id)
 
     async def path(self, recording: Recording, number: int, tree: Tree) -> TokenPath:
@@ -319,7 +323,7 @@ class Recorder:
         for row, turn in zip(rows, turns, strict=False):  # none, or others, where the store has lost it
             if (row.turn_id, turn.turn_id) != (turn_id, turn_id):
                 break
-            if row.finish == OPEN and turn.completion_tokens == row.completion_tokens:
+            if row.finish == OPEN and _are_of_one_commit(row, turn):
                 error = "proxy_lost: its client went on without the rest"
                 sealed = turn.model_copy(update={"finish_reason": "cancelled", "error": error})
                 ended = msgspec.structs.replace(row, finish="cancelled")
@@ -374,3 +378,10 @@ class Recorder:
     def trees(self) -> tuple[int, int]:
         """How many recordings are in memory, and their bytes, about."""
         return len(self._recordings), self._bytes
+
+
+def _are_of_one_commit(row: IndexRow, turn: Turn) -> bool:
+    """Whether an open turn and its row, which were read one after the other, are of the same commit: it may have grown between.
+    What grew without a count (text alone) has another reply."""
+    counted = turn.completion_tokens == (row.completion_tokens or 0)
+    return counted and row.digests[-DIGEST_BYTES:] == message_digest(turn.reply)

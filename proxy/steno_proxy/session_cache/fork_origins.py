@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
+from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import ForkOf, Session, Turn
-from steno_proxy.sessions.origin import ForkOrigin
+from steno_proxy.sessions.origin import ForkOrigin, RecordedTurn
 from steno_proxy.store.interface import SessionStore
 
 MOST = 64
@@ -38,10 +39,13 @@ class ForkOrigins:
             self._known.move_to_end(name)
         return found
 
-    async def turn(self, fork: ForkOf, number: int) -> Turn:
-        """A turn of the origin, whole. Raises: NotFound, Gone, StoreUnavailable."""
-        [turn] = await self._store.turns(fork.trial_id, start=number, limit=1)
-        return turn
+    async def turn(self, fork: ForkOf, known: RecordedTurn) -> Turn:
+        """A turn of the origin, whole. Raises: NotFound, Gone, StoreUnavailable, also where the store has lost it."""
+        for turn in await self._store.turns(fork.trial_id, start=known.number, limit=1):
+            if turn.turn_id == known.turn_id:
+                return turn
+        self._known.pop(fork.model_dump_json(), None)  # to be read anew
+        raise StoreUnavailable("the trial that this one was forked from has lost turns that were on record")
 
     async def _read(self, fork: ForkOf, count: int) -> ForkOrigin:
         origin, last = ForkOrigin(fork), None

@@ -69,8 +69,10 @@ class Recording:
     open_elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another
         replica they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
     replaying: turns of its origin that are being answered from its record here, and are not on record here yet.
+    resampling: how many requests that sample the turn of its fork anew are open.
+    passed_fork: the turn of its fork has been on record, or one that was sampled here. Kept though the store has lost it.
     replies: of turns that a client may have written back as something else, the last MOST_REPLIES that were looked at.
-    echoes: what such messages stand for, by the node of the tree after which they stood and their digest.
+    echoes: what such messages stand for, as `reading.Known` has them.
     """
 
     __slots__ = (
@@ -82,9 +84,11 @@ class Recording:
         "open_elsewhere",
         "open_here",
         "open_tokens",
+        "passed_fork",
         "prompt_index",
         "replaying",
         "replies",
+        "resampling",
         "sampled_tokens",
         "session",
         "tree",
@@ -102,10 +106,12 @@ class Recording:
         self.open_tokens: dict[str, int] = {}
         self.sampled_tokens = 0
         self.replaying: set[str] = set()
+        self.resampling = 0
+        self.passed_fork = False
         self.open_elsewhere: dict[int, float] = {}
         self.cost_bytes = 0
         self.replies: OrderedDict[int, Message] = OrderedDict()
-        self.echoes: dict[tuple[int, bytes], Echo] = {}
+        self.echoes: dict[tuple[int, bytes, str], Echo] = {}
         self.echo_bytes = 0
 
     @property
@@ -124,6 +130,7 @@ class Recording:
         return len(self.tree)
 
     def add(self, row: IndexRow, now: float) -> None:
+        self._note_fork(row)
         number = len(self.tree)
         runs_here = row.finish == OPEN and row.turn_id in self.open_here
         if runs_here:
@@ -137,12 +144,19 @@ class Recording:
 
     def ended(self, number: int, row: IndexRow, now: float) -> None:
         """A turn that runs here was committed whole, under its number."""
+        self._note_fork(row)
         place = self.open_here.pop(row.turn_id, -1)
         if place >= 0:
             self.sampled_tokens += (row.completion_tokens or 0) - self.open_tokens.pop(row.turn_id, 0)
             self.tree.settle(place, row)
         elif number == len(self.tree):
             self.add(row, now)
+
+    def _note_fork(self, row: IndexRow) -> None:
+        """Told turns have sampled nothing, so what has was asked after the fork."""
+        fork = self.session.fork_of if self.session is not None else None
+        if fork is not None and (row.turn_id == fork.turn_id or row.completion_tokens != 0):
+            self.passed_fork = True
 
     def unrecorded(self, turn_id: str, tokens: int) -> tuple[int, int]:
         """Of a turn that runs here and has sampled so many tokens: what `turns` and `sampled_tokens` do not count of it.
@@ -157,6 +171,10 @@ class Recording:
         for number in [number for number, until in self.open_elsewhere.items() if until <= now]:
             del self.open_elsewhere[number]
         return min(self.open_elsewhere, default=len(self.tree))
+
+    def has_open(self, now: float) -> bool:
+        """Whether a turn that is on record may still be running, here or at another replica."""
+        return bool(self.open_here) or any(until > now for until in self.open_elsewhere.values())
 
     def lost(self, first: int, known: int, rows: Sequence[IndexRow]) -> int:
         """The first of the turns [first, known) that is not on record any more under its number; -1: all are. `rows`: those from
@@ -179,12 +197,16 @@ class Recording:
         read = range(start, start + len(rows))
         return any(
             number in read
-            and (rows[number - start].finish != OPEN or rows[number - start].path_tokens != self.tree.tokens[number])
+            and (
+                rows[number - start].finish != OPEN
+                or rows[number - start].path_tokens != self.tree.tokens[number]
+                or not self.tree.replied_with(number, rows[number - start].digests)  # text alone grows without a count
+            )
             for number in self.open_elsewhere
         )
 
     def reset(self) -> None:
-        """Read everything again."""
+        """Read everything again. What runs here, and `passed_fork`, are not read."""
         self.tree, self.prompt_index, self.open_elsewhere = Tree(), PromptIndex(), {}
         self.replies.clear()
         self.echoes, self.echo_bytes = {}, 0
@@ -199,10 +221,11 @@ class Recording:
         if len(self.replies) > MOST_REPLIES:
             self.echo_bytes -= text_bytes(self.replies.popitem(last=False)[1])
 
-    def keep_echo(self, node: int, digest: bytes, echo: Echo) -> None:
-        """A message that was recognised as an echo will be from now on, without a look at the store (I5)."""
-        if (node, digest) not in self.echoes:
-            self.echoes[node, digest] = echo
+    def keep_echo(self, node: int, digest: bytes, named: str, echo: Echo) -> None:
+        """A message that was recognised as an echo will be from now on, without a look at the store (I5). named: the turn of this
+        trial which its call ids name."""
+        if (node, digest, named) not in self.echoes:
+            self.echoes[node, digest, named] = echo
             self.echo_bytes += _ECHO_BYTES + text_bytes(echo.reply)
 
     def recount(self) -> int:

@@ -34,19 +34,19 @@ class PromptedChoice(Protocol):
 class LogReader:
     """One client of an answer.
 
-    client: who reads. streams: the client gets events as they come, instead of one body at the end. writing: a write is waiting
-    for the client to read.
+    client: who reads. streams: the client gets events as they come, instead of one body at the end.
     """
 
     def __init__(self, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header) -> None:
         self.client = client
-        self.writing = False
+        self._writes = 0
         self._dialect = dialect
         self._asked = asked
         self._header = header
         self._writer: Writer | None = dialect.writer(asked, header) if asked.stream else None
         self.streams = self._writer is not None
-        self._openings: dict[int, bytes] = {}  # by choice: the events before its first; b"" once they were put
+        self._openings: dict[int, bytes] = {}  # by choice: the events before its first, if any; b"" once they were put
+        self._written: set[int] = set()  # choices of which events were put
         self._waiting: list[bytes] = []
         self._ended = False
 
@@ -69,6 +69,7 @@ class LogReader:
                 if opening:
                     self._openings[index] = b""
                     data = opening + data
+                self._written.add(index)
                 self._put(data)
 
     def finish(self, choice: Choice) -> None:
@@ -76,7 +77,9 @@ class LogReader:
         if self._writer is not None:
             opening = self._open(choice.index, choice)
             self._openings[choice.index] = b""
-            self._put(opening + self._writer.finish(choice))
+            if data := opening + self._writer.finish(choice):
+                self._written.add(choice.index)
+                self._put(data)
 
     def end(self, choices: Sequence[Choice]) -> None:
         """Write the end of the answer, or the whole answer. All turns are on record."""
@@ -97,7 +100,15 @@ class LogReader:
 
     def written_choices(self) -> set[int]:
         """Return the indexes of the choices for which events were written."""
-        return {index for index, opening in self._openings.items() if not opening}
+        return self._written
+
+    def restart(self, index: int) -> None:
+        """A choice begins again of which no event was written. Its writer may hold what the attempt before had said (space that a
+        text begins with, a call whose kind was not known yet): nothing of that is in the new one. Writers of several choices
+        hold back nothing of the kind."""
+        if self._writer is not None and self._asked.n == 1:
+            self._openings.pop(index, None)
+            self._writer = self._dialect.writer(self._asked, self._header)
 
     def _open(self, index: int, of: PromptedChoice) -> bytes:
         """Return the events that open a choice; b"" after they were put. They are made first, since events may be numbered."""
@@ -116,15 +127,22 @@ class LogReader:
     async def flush(self) -> bool:
         """Write the waiting events, and return when the client has taken them. Returns: True: they were the last ones."""
         data, self._waiting, ended = b"".join(self._waiting), [], self._ended  # more may come while the client reads
-        self.writing = True
+        if not (data or ended):
+            return False
+        self._writes += 1
         try:
             if ended:
                 await (self.client.end(data) if self._writer is not None else self.client.answer(data))
-            elif data:
+            else:
                 await self.client.write(data)
         finally:
-            self.writing = False
+            self._writes -= 1
         return ended
+
+    @property
+    def writing(self) -> bool:
+        """Whether a write is waiting for the client to read; choices of one request may wait at the same time."""
+        return self._writes > 0
 
 
 class LoggedChoice(PromptedChoice, Protocol):
@@ -213,6 +231,11 @@ class AnswerLog:
                 await self.first.flush()
         except TimeoutError:
             self.first.client.gone = True
+
+    def restart(self, index: int) -> None:
+        """A choice begins again of which no reader was told anything."""
+        for reader in self._readers:
+            reader.restart(index)
 
     def nothing_written(self, index: int) -> bool:
         """Whether no reader was told anything of this choice."""

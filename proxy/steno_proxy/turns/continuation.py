@@ -12,6 +12,7 @@ from itertools import islice
 import msgspec
 
 from steno.contracts.chat import Job, Message
+from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import OPEN, ForkReason
 from steno.contracts.wire.frames import Started
 from steno_proxy.pace import MANY, Pace
@@ -19,7 +20,7 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import prompt_index
 from steno_proxy.sessions.calls import answer_reply, restore_calls
-from steno_proxy.sessions.messages.echoes import EchoedAs, echo_of, named_turn
+from steno_proxy.sessions.messages.echoes import EchoedAs, echo_of
 from steno_proxy.sessions.messages.normalise import ASSISTANT, options_digest, tools_digest
 from steno_proxy.sessions.reading import (
     MessageUnit,
@@ -40,6 +41,8 @@ from steno_proxy.workers.placement import NO_PREFIX, PromptPrefix
 _NO_TOOLS = b"\0" * 8
 MOST_CANDIDATES = 16
 """Turns asked at one place whose replies a message is digests_observed with, so that 3,000 siblings cost no more than these."""
+MOST_SEALS = 8
+"""So often a request tries to close the open turn that it goes on from: each time it may have grown, or have been replaced."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Plan:
     echoed_as: how the reply that this goes on from was recognised, where its client wrote it otherwise; None: it did not.
     known_turns: how many turns the tree had by then. fork_is_final: nothing changes the fork reason any more: the worker could
         not continue, or the turn is on record, still open.
+    resamples: it samples the turn of the trial's fork anew (`forked.py`).
     """
 
     job: Job
@@ -71,6 +75,7 @@ class Plan:
     fork_is_final: bool = False
     digests_observed: bool = True
     echoed_as: EchoedAs | None = None
+    resamples: bool = False
 
     @property
     def is_prompt(self) -> bool:
@@ -113,7 +118,11 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
         for _ in said.digest():
             pass
     seen, form = await _recognise(recorder, recording, said)
+    seals = 0
     while seen.parent >= 0 and recording.tree.finishes[seen.parent] == OPEN:
+        if seals == MOST_SEALS:
+            raise StoreUnavailable("the turn that this goes on from is still being recorded")
+        seals += 1
         await recorder.seal(recording, seen.parent)
         seen, form = await _recognise(recorder, recording, said)
     tree, whole = recording.tree, form
@@ -162,7 +171,7 @@ async def _recognise(
             continue
         if unit is None or unit.echo is None or (after := take(tree, said, at, unit)) is None:
             continue  # or the reply on record is newer than its row here: the tree does not have it, so nothing stands in
-        recording.keep_echo(at.node, said.digest_of(unit), unit.echo)
+        recording.keep_echo(at.node, said.digest_of(unit), said.named(at.place, tree), unit.echo)
         ends = follow(tree, said, recording.echoes, after)
         found, open_ = best([found, *ends]), furthest([*open_, *ends])
     form = read(said, found)
@@ -183,7 +192,7 @@ async def _echo(
     running = set(recording.open_here.values())
     newest = (n for n in tree.asked_at(at.node, said.tools, said.options) if n not in running)
     candidates = list(islice(newest, MOST_CANDIDATES))
-    named = tree.number(next(filter(None, (named_turn(message) for _, message in forms)), ""))
+    named = tree.number(said.named(at.place, tree))
     if (
         named >= 0
         and named not in (*candidates, *running)

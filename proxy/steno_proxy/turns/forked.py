@@ -19,7 +19,7 @@ from hashlib import blake2b
 import msgspec
 
 from steno.contracts.chat import CanonicalRequest, Message
-from steno.contracts.errors import ReplayDiverged
+from steno.contracts.errors import ReplayDiverged, StoreUnavailable
 from steno.contracts.records import ForkReason, IndexRow, Timings, Turn
 from steno_proxy.dialects.base import Dialect
 from steno_proxy.session_cache.cache import Recorder
@@ -49,7 +49,8 @@ async def from_record(
     """What answers a request of a forked trial; a plan: it is to be sampled so.
 
     Args: task_step: the trial was at when it was asked.
-    Raises: ReplayDiverged, and the trial has ended. NotFound, Gone: the origin is not there any more; StoreUnavailable.
+    Raises: ReplayDiverged, and the trial has ended. NotFound, Gone: the origin is not there any more. StoreUnavailable, also
+        where turns of this trial are lost, among them what says that the turn of the fork has had its answer.
     """
     session = recording.session
     assert session is not None and session.fork_of is not None
@@ -63,15 +64,18 @@ async def from_record(
         return await _record_and_replay(
             recorder, recording, dialect, asked, plan, client, clock(), origin, answer, task_step
         )
+    if origin.fork.resample and key == origin.forked.asked and not _has_own(recording, origin):
+        plan = await _same_prompt(recorder, origin, plan)
+        plan.resamples = True
+        return plan
     if _is_past(recording, origin):
         return plan
-    if origin.fork.resample and key == origin.forked.asked:
-        recording.replaying.add(origin.forked.turn_id)
-        return await _same_prompt(recorder, origin, plan)
     if (again := origin.last_answer(key, asked.n)) is not None:  # its client had not got it, or asks once more
         return await _record_and_replay(
             recorder, recording, dialect, asked, plan, client, clock(), origin, again, task_step
         )
+    if recording.passed_fork:  # so it is not that the agent asks something else
+        raise StoreUnavailable("turns of this trial that were on record are not there any more")
     raise await _diverged(recorder, recording, asked, plan, clock(), origin, used, task_step)
 
 
@@ -93,19 +97,22 @@ class _Used:
 
 
 def _is_past(recording: Recording, origin: ForkOrigin) -> bool:
-    """Whether the turn of the fork has had its answer here: everything after it is new."""
+    """Whether the turn of the fork has had its answer here, or is about to: everything after it is new."""
     if not origin.fork.resample:
         return recording.tree.number(origin.fork.turn_id) >= 0
-    return origin.forked.turn_id in recording.replaying or any(
-        turn_id not in origin.ended for turn_id in recording.tree.ids
-    )
+    return recording.resampling > 0 or _has_own(recording, origin)
+
+
+def _has_own(recording: Recording, origin: ForkOrigin) -> bool:
+    """Whether a turn is on record that was not told."""
+    return any(turn_id not in origin.ended for turn_id in recording.tree.ids)
 
 
 async def _same_prompt(recorder: Recorder, origin: ForkOrigin, plan: Plan) -> Plan:
     """The plan with the messages and tools that the turn of the fork was asked, so that its prompt has the same ids."""
     if plan.is_prompt:
         return plan
-    turn = await recorder.origins.turn(origin.fork, origin.forked.number)
+    turn = await recorder.origins.turn(origin.fork, origin.forked)
     at = plan.prefix.messages
     if turn.parent_id != plan.parent_id or len(turn.messages) != len(plan.messages) - at:
         return plan
@@ -135,7 +142,7 @@ async def _record_and_replay(
     turns = []
     try:
         for known in answer.turns:
-            theirs = await recorder.origins.turn(origin.fork, known.number)
+            theirs = await recorder.origins.turn(origin.fork, known)
             place = await _place(recorder, origin, plan, theirs)
             turn, row, path = replayed(theirs, asked, dialect, place, now)
             turn.task_step = task_step
@@ -163,10 +170,10 @@ async def _place(recorder: Recorder, origin: ForkOrigin, plan: Plan, theirs: Tur
 async def _path(recorder: Recorder, origin: ForkOrigin, theirs: Turn) -> bytes:
     """All ids before the turn's own."""
     pieces: list[bytes] = []
-    numbers = {turn.turn_id: turn.number for turn in origin.before}
+    known = {turn.turn_id: turn for turn in origin.before}
     parent = theirs.parent_id
     while parent is not None:
-        turn = await recorder.origins.turn(origin.fork, numbers[parent])
+        turn = await recorder.origins.turn(origin.fork, known[parent])
         pieces += (turn.completion_ids, turn.new_prompt_ids)
         parent = turn.parent_id
     return b"".join(reversed(pieces))
@@ -246,7 +253,7 @@ async def _diverged(
     """End the trial, with what was asked on record as a turn that sampled nothing. Returns: what its agent is told, which learns
     nothing of the other trial by it (I8)."""
     nearest = origin.nearest(plan.parent_id, used)
-    theirs = await recorder.origins.turn(origin.fork, nearest.number) if nearest is not None else None
+    theirs = await recorder.origins.turn(origin.fork, nearest) if nearest is not None else None
     error = f"replay_diverged: {difference(plan, theirs, origin.comparison)}"
     path = plan.prefix.ids if plan.parent >= 0 else b""
     messages = plan.new_messages if plan.parent >= 0 else plan.messages

@@ -71,6 +71,8 @@ class Request:
         self._clock: asyncio.TimerHandle | None = None  # of the wall time
         self._ending: asyncio.Task[None] | None = None  # what ends the session then; held, or it may be collected
         self._task: asyncio.Task[object] | None = None  # that runs it
+        self._resamples = plan.resamples
+        recording.resampling += self._resamples
 
     @property
     def asked(self) -> CanonicalRequest:
@@ -100,12 +102,21 @@ class Request:
             asyncio.get_running_loop().call_later(ABORT_S, self._unstick)
 
     def begin(self, client: TurnClient, now: float) -> None:
-        """Begin: its streams are open. Also starts the timer of the trial's `max_wall_s`, which ends this request."""
+        """Begin: its streams are open. Also starts the timer of the trial's `max_wall_s`, which ends this request.
+
+        Args: now: when it came, Unix seconds.
+        """
         self.log = AnswerLog(LogReader(self.dialect, self.asked, client, self._header()))
         session = self.recording.session
         left_s = limits.wall_left_s(session.limits, session, now) if session is not None else None
         if left_s is not None:
-            self._clock = asyncio.get_running_loop().call_later(left_s, self._time_is_over)
+            left_s -= self._turns.clock() - now  # spent with the store, and in the queue
+            self._clock = asyncio.get_running_loop().call_later(max(0.0, left_s), self._time_is_over)
+
+    def let_go(self) -> None:
+        """It no longer samples the turn of a fork: that is on record, or its retry does. Idempotent."""
+        self.recording.resampling -= self._resamples
+        self._resamples = False
 
     def _time_is_over(self) -> None:
         self._ending = asyncio.ensure_future(self._end("max_wall_s"))
@@ -179,6 +190,7 @@ class Request:
                     self._turns.recorder.give_up(self.recording, choice.transcript.turn_id)
             metrics.STREAMS.dec(len(self.choices))
             self.recording.in_flight.discard(self)
+            self.let_go()
             self._turns.forget(self)
             self.done.set()
 
@@ -194,7 +206,7 @@ class Request:
             finished = await self._siblings()
         self.log.end(finished)
         first = self.log.first
-        await first.flush()
+        await self.log.flush()
         if not first.streams and first.client.gone and not self.log.shared:
             for choice in self.choices:
                 await choice.undelivered()
@@ -244,6 +256,9 @@ class Request:
         tasks = [asyncio.ensure_future(self._sibling(choice)) for choice in self.choices]
         try:
             return list(await asyncio.gather(*tasks))
+        except Exception as error:
+            self._failure = self._failure or _told(error)  # what ends the others too
+            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -276,7 +291,7 @@ class Request:
             await choice.committed(error)
             raise
         except Exception as error:
-            told = error if isinstance(error, StenoError) else StenoError("unhandled exception in the proxy")
+            told = _told(error)
             choice.cut_off(told.code)
             await choice.committed(told)
             raise
@@ -297,7 +312,10 @@ class Request:
                 if self._failure is not None:
                     raise
                 untold = self.log.nothing_written(choice.index) and not choice.saving
+                before = choice.transcript
                 await go_on(self._turns.hub, choice, self.plan, error, untold=untold)
+                if choice.transcript is not before:
+                    self.log.restart(choice.index)
                 if self._failure is not None:
                     choice.stream.cancel(self._failure.code)
 
@@ -347,3 +365,8 @@ class Request:
             session.marks.extend(marks)
         choice.facts.started = began
         self.log.accept()
+
+
+def _told(error: Exception) -> StenoError:
+    """What is on record of a failure."""
+    return error if isinstance(error, StenoError) else StenoError("unhandled exception in the proxy")

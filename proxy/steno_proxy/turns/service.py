@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from steno.contracts.chat import CanonicalRequest, Job
-from steno.contracts.errors import BudgetSpent, StenoError
+from steno.contracts.errors import StenoError
 from steno.contracts.records import ForkReason
 from steno_proxy import metrics
 from steno_proxy.dialects.base import Dialect
@@ -152,6 +152,7 @@ class TurnService:
                     request.plan = request.plan.rerooted(ForkReason.TOKENIZER_CHANGED)
                     request.choices.append(await self._open(request, index, facts))
         except BaseException as error:
+            request.let_go()
             for choice in request.choices:
                 choice.cut_off("another completion of the request could not be started")
             if isinstance(error, StenoError):
@@ -226,12 +227,10 @@ class TurnService:
         running = sum(request.unrecorded()[0] for request in recording.in_flight)
         recorded = max(session.counts.turns, recording.turns)
         spent = limits.without_room(session.limits, session, n, recorded=recorded, running=running)
-        if spent is not None and not recording.in_flight:
+        if spent is not None and not (recording.in_flight or recording.has_open(self.clock())):
             raise await self.recorder.end(recording.trial_id, spent)
         if spent is not None:
-            raise BudgetSpent(
-                f"{spent} of this trial: its running requests may use all that is left; send this one again once they have ended"
-            )
+            raise limits.used_up_by_running(spent)
 
     def _allowed(self, recording: Recording, job: Job, n: int) -> tuple[Job, dict[str, object]]:
         """The job under the trial's sampling policy and within its budget, and what that changed."""

@@ -26,10 +26,10 @@ async def answer_of(recorder: Recorder, recording: Recording, turn_id: str) -> t
     """
     number = recording.tree.number(turn_id)
     if number >= 0 and not await recorder.store.hidden(recording.trial_id, turn_id):
-        [turn] = await recorder.store.turns(recording.trial_id, start=number, limit=1)
-        kept = turn.options.get("kept")
-        if kept and not turn.partial:
-            return turn, kept
+        for turn in await recorder.store.turns(recording.trial_id, start=number, limit=1):
+            kept = turn.options.get("kept")
+            if turn.turn_id == turn_id and kept and not turn.partial:  # another, or none, where the store has lost it
+                return turn, kept
     raise NotFound("no answer of this id is stored")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 
 from steno.contracts.errors import EngineFailed
@@ -190,3 +191,43 @@ async def test_a_turn_goes_on_at_the_worker_whose_channel_was_lost_once_it_has_a
         worker.stop()
         worker.stop()
         await task
+
+
+@pytest.mark.parametrize("path", ["gemini", "messages"])
+async def test_a_stream_of_which_nothing_was_written_begins_anew(path: str) -> None:
+    """Calls are told at the end in Gemini's format, and Messages hold back the space that a text begins with."""
+    bad = (
+        Say("", calls=[("a", "f", "{}"), ("b", "f", "{}")], fail_after=1)
+        if path == "gemini"
+        else Say("\n\n\n", fail_after=2)
+    )
+    question = {
+        "gemini": ("v1beta/models/m:streamGenerateContent?alt=sse", {"contents": [{"parts": [{"text": "hello"}]}]}),
+        "messages": (
+            "v1/messages",
+            {"model": "m", "max_tokens": 99, "stream": True, "messages": [{"role": "user", "content": "hello"}]},
+        ),
+    }
+    where, body = question[path]
+    async with two(lambda request: bad) as proxy:
+        attempts: set[int] = set()
+        for trial in TRIALS:
+            answer = await proxy.http.post(f"/{trial}/{where}", json=body)
+            assert answer.status_code == 200 and "error" not in answer.text
+            texts = [event for event in answer.text.splitlines() if '"text":"' in event and '"text":""' not in event]
+            assert "\\n" not in "".join(texts) and '"text":"w"' in texts[0]
+            attempts.add((await proxy.turns(trial))[-1].attempt)
+        assert attempts == {0, 1}
+
+
+async def test_choices_that_end_because_another_failed_say_so() -> None:
+    gate = asyncio.Event()
+    engine = ParrotEngine(
+        lambda request: Say("whole", fail_after=3) if len(engine.requests) == 2 else Say("other", gates={2: gate})
+    )
+    async with running(engine) as proxy:
+        answer = await proxy.chat("t", "hello", n=2)
+        assert answer.status_code == 503
+        turns = await proxy.turns("t", at_least=2)
+        assert [turn.partial for turn in turns] == [True, True]
+        assert {turn.error for turn in turns} == {"engine_failed: the engine has died"}

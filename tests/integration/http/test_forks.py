@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from steno.contracts.errors import EngineFailed
 from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import ForkOf
 from steno.contracts.rest import Completion, GroupSpec
@@ -29,6 +30,8 @@ from tests.integration.http.told_agents import (
     record,
     sampled,
 )
+from tests.support.losing import LosingStore
+from tests.support.parrot import Say
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
 
@@ -278,3 +281,47 @@ async def test_a_trial_in_the_archive_is_told_again(server: RedisServer, tmp_pat
         turns = [turn async for turn in proxy.steno.turns("fork")]
         assert again[:2] == told[:2] and again[2] != told[2]
         assert path(turns, turns[2]).startswith(path(origin, origin[1])) and turns[2].fork_reason is None
+
+
+class Refusing(Voice):
+    """Takes no request while `refuses`."""
+
+    refuses = False
+
+    def say(self, request: Any) -> Say:
+        return Say(refuse=EngineFailed("not now")) if self.refuses else super().say(request)
+
+
+async def test_a_retry_of_what_was_refused_is_sampled_after_the_same_prompt_too() -> None:
+    engine = Refusing()
+    async with running(engine) as proxy:
+        _, origin = await record(proxy, by_chat)
+        trial = await fork(proxy, origin[0], resample=True)
+        engine.refuses = True
+        with pytest.raises(openai.APIStatusError):
+            await by_chat(proxy, trial, "2027-11-12")
+        assert not await proxy.store.turns(trial)
+        engine.refuses = False
+        await by_chat(proxy, trial, "2027-11-12")
+        turns = [turn async for turn in proxy.steno.turns(trial)]
+        prompt = path(turns, turns[0])[: 4 * turns[0].prompt_tokens]
+        assert prompt == path(origin, origin[0])[: 4 * origin[0].prompt_tokens], "dates and all"
+
+
+@pytest.mark.parametrize("resample", [False, True])
+async def test_a_fork_whose_turns_the_store_has_lost_is_not_given_up(resample: bool) -> None:
+    store = LosingStore()
+    async with running(Voice(), store=store) as proxy:
+        main = (await proxy.chat("origin", "main")).json()["choices"][0]["message"]["content"]
+        more = [{"role": "assistant", "content": main}, "go on"]
+        assert (await proxy.chat("origin", "main", *more)).status_code == 200
+        await proxy.steno.complete("origin", Completion(reward=1.0))
+        origin = [turn async for turn in proxy.steno.turns("origin")]
+        trial = await fork(proxy, origin[0], resample=resample)
+        store.mark(trial)
+        for question in ("main", "something new"):
+            assert (await proxy.chat(trial, question)).status_code == 200
+        store.lose(trial)
+        answer = await proxy.chat(trial, "something else")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+        assert (await proxy.steno.session(trial)).status == "open"

@@ -185,3 +185,24 @@ async def test_what_is_on_record_of_an_open_turn_counts_once() -> None:
         assert "message_stop" in (await long).text
         assert (await proxy.store.session("t")).counts.completion_tokens == 83
         assert (await end_of(proxy))[0] == "open"
+
+
+async def test_the_last_turn_that_may_be_runs_to_its_end_whoever_asks_meanwhile() -> None:
+    """A block of it is on record, so it counts as a turn already."""
+    gate = asyncio.Event()
+    engine = ParrotEngine(lambda request: Say("x" * 5, calls=[("c0", "f", "{}"), ("c1", "f", "{}")], gates={7: gate}))
+    async with running(engine) as proxy:
+        await limited(proxy, max_turns=1)
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 90, "stream": True}
+        body["tools"] = [{"name": "f", "input_schema": {"type": "object"}}]
+        last = asyncio.create_task(proxy.http.post("/t/v1/messages", json=body))
+        await proxy.turns("t", 1)
+        beside = await proxy.chat("t", "y")
+        assert (beside.status_code, beside.json()["error"]["code"]) == (403, "budget_spent")
+        assert (await end_of(proxy))[0] == "open"
+        gate.set()
+        assert "message_stop" in (await last).text
+        assert (await proxy.chat("t", "z")).status_code == 403
+        assert await end_of(proxy) == ("completed", "limit:max_turns")
+        [turn] = await proxy.turns("t")
+        assert not turn.partial

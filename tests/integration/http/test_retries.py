@@ -400,3 +400,12 @@ async def test_a_turn_open_at_another_replica_is_superseded_and_stays_so_when_it
             old, new = await two.turns("t")
             assert (old.finish_reason, old.superseded_by, new.retry_of) == ("stop", new.turn_id, old.turn_id)
             assert [sample["turn_ids"] for sample in await samples(two)] == [[new.turn_id]]
+
+
+@pytest.mark.parametrize("prompt", ["some text", [5, 6, 7]])
+async def test_a_plain_prompt_that_got_an_empty_text_is_given_it_again(prompt: Any) -> None:
+    async with running(ParrotEngine(lambda request: Say(""))) as proxy:
+        answers = [await proxy.http.post("/t/v1/completions", json={"prompt": prompt}, headers=h) for h in ({}, AGAIN)]
+        assert answers[0].json() == answers[1].json() and len(proxy.engine.requests) == 1
+        await proxy.http.post("/t/v1/completions", json={"prompt": prompt})
+        assert [turn.parent_id for turn in await proxy.turns("t", at_least=2)] == [None, None]
