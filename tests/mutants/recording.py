@@ -141,7 +141,7 @@ MUTANTS = (
     ),
     Mutant(
         "seal-what-has-grown", "a turn is sealed as it was read, though it has grown since", _RECORDER,
-        "if row.finish == OPEN and turn.completion_tokens == row.completion_tokens:", "if row.finish == OPEN:", _RECORDERS,
+        "if row.finish == OPEN and _are_of_one_commit(row, turn):", "if row.finish == OPEN:", _RECORDERS,
     ),
     Mutant(
         "rows-added-twice", "rows that another request has read meanwhile are added once more", _RECORDER,

@@ -82,9 +82,13 @@ class Fleet:
             None, lambda: dict(self.workers), address=lambda: "127.0.0.1", open_group=open_group or self.open, **options
         )
 
-    def open(self, meeting: NcclRendezvous) -> Recorded:
-        while meeting not in self.proxy.meetings:  # workers join once they have been told of it
+    def until_told(self, meeting: NcclRendezvous) -> None:
+        """Workers join once they have been told of it; and the next update is not posted before this one."""
+        while meeting not in self.proxy.meetings:
             time.sleep(0.005)
+
+    def open(self, meeting: NcclRendezvous) -> Recorded:
+        self.until_told(meeting)
         self.groups.append(Recorded(meeting, self.proxy.sent))
         return self.groups[-1]
 
@@ -156,6 +160,7 @@ def test_a_group_that_does_not_form_or_stands_still_is_given_up_at_the_deadline(
             stand_still("send")
 
     def open_group(meeting: NcclRendezvous) -> Recorded:
+        fleet.until_told(meeting)
         if not stuck:
             stand_still("open")
         elif len(stuck) == 1:

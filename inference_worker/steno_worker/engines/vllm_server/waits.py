@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class _Call:
+class _ThreadCall:
     def __init__(self) -> None:
         self.cancelled = False
         self.waits_for: Future[Any] | None = None
@@ -30,11 +30,11 @@ class Waits:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._call = _Call()  # the one that the thread runs
+        self._call = _ThreadCall()  # the one that the thread runs
 
     async def run(self, thread: Executor, function: Callable[..., T], *args: Any) -> T:
         """`function` in the thread, from the event loop. Cancelled, it leaves the thread to others at once."""
-        call = _Call()
+        call = _ThreadCall()
         try:
             return await self._loop.run_in_executor(thread, self._run, call, function, args)
         except asyncio.CancelledError:
@@ -50,11 +50,11 @@ class Waits:
             future.cancel()
         return future.result()
 
-    def _run(self, call: _Call, function: Callable[..., T], args: tuple[Any, ...]) -> T:
+    def _run(self, call: _ThreadCall, function: Callable[..., T], args: tuple[Any, ...]) -> T:
         if call.cancelled:
             raise CancelledError
         self._call = call
         try:
             return function(*args)
         finally:
-            self._call = _Call()
+            self._call = _ThreadCall()
