@@ -217,6 +217,6 @@ def test_a_public_url_that_is_not_reached_stops_the_rollouts_before_a_trial_runs
         "GET http://127.0.0.1:9/steno/healthz from inside it failed" in said
         and "can't connect to http://127.0.0.1:9" in said
     )
-    assert "set its --public-url" in said
+    assert "set the proxy's --public-url" in said
     assert all(session["counts"]["turns"] == 0 for session in found)
     assert rollout.left() == [] and not list((rollout.folder / "work").glob("*/work/ran"))
