@@ -5,12 +5,19 @@ be stored, and read back in every view.
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+_HALF = re.compile("[\ud800-\udfff]")
 MAX_NESTING = 64
 """Of JSON that comes with a group or a session; far more than a task needs, far less than any reader's stack."""
+
+
+def whole_text(text: str) -> str:
+    """With U+FFFD for each half of a surrogate pair: models sample such escapes, and no file, frame or tokenizer takes one."""
+    return _HALF.sub("\ufffd", text)
 
 
 def storable(value: Any, depth: int = 0) -> Any:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +25,10 @@ from typing import Any
 
 from steno.contracts.chat import Message
 from steno.contracts.errors import BadRequest
+from steno.contracts.json_limits import whole_text
 from steno_worker.chat.interfaces import Renderer
 
 _JOIN = "\n\n"
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,8 @@ def _whole(arguments: str) -> str:
         text = json.dumps(json.loads(arguments), ensure_ascii=False)
     except (ValueError, RecursionError):
         return arguments
-    return _HALF.sub("\ufffd", text) if _HALF.search(text) else arguments
+    whole = whole_text(text)
+    return whole if whole != text else arguments
 
 
 def short_call_id(call_id: str) -> str:

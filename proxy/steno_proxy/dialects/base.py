@@ -27,7 +27,6 @@ MOST_SURROGATES = 100_000
 _HIGH, _LOW = rb"[89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _SURROGATES = re.compile(rb"\\u[dD](?:(%b%b(?:\\u[dD]%b%b)*+)|[89a-fA-F][0-9a-fA-F]{2})" % (_HIGH, _LOW, _HIGH, _LOW))
 """1: whole pairs; else it is a half. Bodies are searched for the two bytes that it begins with, not tried at each of theirs."""
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(slots=True)
@@ -248,11 +247,6 @@ def _is_escaped(body: bytes, at: int) -> bool:
         if other or looked >= at:
             return (len(before) - len(other)) % 2 == 1
         looked *= 2
-
-
-def whole_text(text: str) -> str:
-    """The same for a text that has been read from JSON."""
-    return _HALF.sub("\ufffd", text)
 
 
 def _refusal(said: str, body: bytes) -> BadRequest:

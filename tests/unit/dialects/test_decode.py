@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno.contracts.errors import BadRequest
+from steno.contracts.json_limits import whole_text
 from steno_proxy.dialects.anthropic.dialect import MessagesDialect
-from steno_proxy.dialects.base import MOST_SURROGATES, whole_pairs, whole_text
+from steno_proxy.dialects.base import MOST_SURROGATES, whole_pairs
 from steno_proxy.dialects.gemini.dialect import GeminiDialect
 from steno_proxy.dialects.openai.chat import ChatDialect
 from steno_proxy.dialects.openai.completions import CompletionsDialect

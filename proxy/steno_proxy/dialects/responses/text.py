@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from steno_proxy.dialects.base import whole_text
+from steno.contracts.json_limits import whole_text
 
 FREE_TEXT = "input"
 """The argument of a custom tool's function."""
