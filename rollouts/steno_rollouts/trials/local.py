@@ -23,6 +23,7 @@ from pathlib import Path
 
 from steno_rollouts.trials.confine import Confinement
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
+from steno_rollouts.trials.proc import stat_of
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ def _is_there(job: TrialJob) -> bool:
 def _left(leader: int, began: int) -> set[int]:
     """What still runs of the session that this process led. While something does, or while nobody has reaped the process itself,
     its number is not given to another."""
-    now = _stat(leader)
+    now = stat_of(leader)
     if now and int(now[19]) != began:
         return set()
     return _members(leader, began)
@@ -186,7 +187,7 @@ def _members(session: int, began: int = 0) -> set[int]:
     found = set()
     for name in os.listdir("/proc"):  # noqa: PTH208  # at each trial's end: paths would take longer than all the rest
         if name.isdigit() and _session(int(name)) == session:
-            fields = _stat(int(name))
+            fields = stat_of(int(name))
             if fields and fields[0] != "Z" and int(fields[19]) >= began:
                 found.add(int(name))
     return found
@@ -202,15 +203,7 @@ def _session(pid: int) -> int | None:
 
 def _started_at(pid: int) -> str:
     """When a process started, in clock ticks since boot: with its number, its identity."""
-    return _stat(pid)[19]
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields from the state on (proc(5) counts it as the third); empty where there is no such process."""
-    try:  # the name before them may be any bytes
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
-    except OSError:
-        return []
+    return stat_of(pid)[19]
 
 
 def _forget(note: Path) -> None:

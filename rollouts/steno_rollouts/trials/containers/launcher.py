@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from steno_rollouts.trials.containers.engine import LAUNCHER
+from steno_rollouts.trials.proc import stat_of
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,6 @@ def _digest(place: str) -> str:
 
 
 def _began(pid: int) -> str:
-    """In clock ticks since boot; "": there is no such process."""
-    try:
-        fields = (
-            Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
-        )  # a name is any bytes
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+    """In clock ticks since boot; "": there is no such process, or it has ended."""
+    fields = stat_of(pid)
+    return fields[19] if fields and fields[0] != "Z" else ""
