@@ -36,7 +36,6 @@ from steno.client.transport import (
     as_error,
     build,
     check,
-    left_out,
     pause,
     repeatable,
     result,
@@ -44,7 +43,7 @@ from steno.client.transport import (
 )
 from steno.contracts.errors import StenoError
 from steno.contracts.records import Session, Turn
-from steno.contracts.rest import SessionPage
+from steno.contracts.rest import SessionPage, not_given
 
 if TYPE_CHECKING:
     import ssl
@@ -89,7 +88,7 @@ class Client(RestCalls, Blocking):
     def _whole_page(self, filters: dict[str, Any], cursor: str | None) -> SessionPage:
         for attempt in range(1, self._retries + 2):
             page: SessionPage = self.session_page(**filters, cursor=cursor)
-            if (error := left_out(page)) is None:
+            if (error := not_given(page.unreadable)) is None:
                 return page
             time.sleep(pause(error, attempt, self._retries))
         raise AssertionError("pause raises after the last attempt")
@@ -167,7 +166,7 @@ class AsyncClient(RestCalls, Asynchronous):
     async def _whole_page(self, filters: dict[str, Any], cursor: str | None) -> SessionPage:
         for attempt in range(1, self._retries + 2):
             page: SessionPage = await self.session_page(**filters, cursor=cursor)
-            if (error := left_out(page)) is None:
+            if (error := not_given(page.unreadable)) is None:
                 return page
             await _sleep(pause(error, attempt, self._retries))
         raise AssertionError("pause raises after the last attempt")

@@ -16,8 +16,7 @@ import httpx
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from steno.contracts.errors import BY_CODE, ArchiveUnreadable, ProtocolError, StenoError, Unreachable
-from steno.contracts.rest import SessionPage
+from steno.contracts.errors import BY_CODE, ProtocolError, StenoError, Unreachable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -187,15 +186,6 @@ def check(response: httpx.Response) -> None:
     if after.replace(".", "", 1).isdigit():
         error.retry_after_s = float(after)
     raise error
-
-
-def left_out(page: SessionPage) -> ArchiveUnreadable | None:
-    """What a page of sessions is without: those that the archive can't give now."""
-    if not page.unreadable:
-        return None
-    more = f" and {len(page.unreadable) - _NAMED} more" if len(page.unreadable) > _NAMED else ""
-    names = ", ".join(page.unreadable[:_NAMED]) + more
-    return ArchiveUnreadable(f"sessions in the archive can't be read now: {names}; each says why when asked for alone")
 
 
 def as_error(error: httpx.TransportError | StenoError, base_url: httpx.URL) -> StenoError:

@@ -5,10 +5,12 @@ The records themselves are in `records.py`. Every list is a page: `items` and wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
+from steno.contracts.errors import ArchiveUnreadable
 from steno.contracts.json_limits import JsonObject, storable
 from steno.contracts.records import MAX_REWARD, TRIAL_ID, ForkOf, Group, Limits, Sample, SamplingPolicy, Session, Turn
 
@@ -153,6 +155,19 @@ class SessionPage(BaseModel):
     items: list[Session]
     next_cursor: str | None = None
     unreadable: list[str] = Field(default_factory=list)
+
+
+_NAMED = 20
+"""Sessions that an error names."""
+
+
+def not_given(unreadable: Sequence[str]) -> ArchiveUnreadable | None:
+    """For who needs all sessions of a page: what it is without."""
+    if not unreadable:
+        return None
+    more = f" and {len(unreadable) - _NAMED} more" if len(unreadable) > _NAMED else ""
+    names = ", ".join(unreadable[:_NAMED]) + more
+    return ArchiveUnreadable(f"sessions in the archive can't be read now: {names}; each says why when asked for alone")
 
 
 class TurnPage(BaseModel):

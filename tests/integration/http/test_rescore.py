@@ -6,16 +6,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from steno.client.client import AsyncClient
-from steno.contracts.errors import BadRequest, Conflict, Forbidden, NotFound
+from steno.contracts.errors import ArchiveUnreadable, BadRequest, Conflict, Forbidden, NotFound
 from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import Turn
 from steno.contracts.rest import Completion, GroupSpec
 from steno_cli.main import app
+from steno_proxy.store.interface import SessionListPage
 from steno_trainer.data.advantages import Estimator
 from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.overlong import Overlong
@@ -220,6 +222,19 @@ async def test_what_is_not_on_record_can_not_be_asked_for(proxy: Proxy, tmp_path
     assert (await rescored(proxy, tmp_path, "may_do_without", "--as", "new")).exit_code == 0
     view = await proxy.steno.run("new")
     assert sum(view.not_trained["unscored"].values()) > 0, "None is no reward"
+
+
+async def test_trials_that_the_archive_can_not_give_now_are_not_left_out(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = [session async for session in proxy.steno.sessions(group_id="g")]
+
+    async def list_sessions(**query: Any) -> SessionListPage:
+        return SessionListPage([one for one in sessions if one.trial_id != "g.1"], None, ["g.1"])
+
+    monkeypatch.setattr(proxy.store, "list_sessions", list_sessions)
+    with pytest.raises(ArchiveUnreadable, match=r"can't be read now: g\.1; each says why"):
+        await proxy.steno.create_group(GroupSpec(group_id="h", run_id="s", size=4, rescore_of="g"))
 
 
 async def test_a_run_of_another_function_is_not_mixed_with_this_one(proxy: Proxy, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from steno.contracts.claims import Claim, ClaimList, ClaimRequest
 from steno.contracts.errors import BadRequest, Conflict, NotFound
 from steno.contracts.leases import GroupList
 from steno.contracts.records import Group, SamplingPolicy, Session
-from steno.contracts.rest import GroupSpec, GroupTrials
+from steno.contracts.rest import GroupSpec, GroupTrials, not_given
 from steno_proxy.api.common import (
     ERRORS,
     check_run,
@@ -163,6 +163,7 @@ async def _in_slices(made: Iterable[T]) -> list[T]:
 
 
 async def _recorded_sessions(request: Request, group_id: str) -> dict[str, Session]:
+    """Raises: ArchiveUnreadable: some can't be read now."""
     store = services(request).store
     found: dict[str, Session] = {}
     cursor = None
@@ -170,6 +171,8 @@ async def _recorded_sessions(request: Request, group_id: str) -> dict[str, Sessi
         page = await store.list_sessions(
             status=None, group_id=group_id, since=None, until=None, cursor=cursor, limit=1000
         )
+        if (error := not_given(page.unreadable)) is not None:
+            raise error
         found |= {session.trial_id: session for session in page.items}
         if (cursor := page.next_cursor) is None:
             return found
