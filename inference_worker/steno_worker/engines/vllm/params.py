@@ -14,13 +14,13 @@ from steno_worker.engines.vllm.chat_format import VllmGrammar
 from steno_worker.engines.vllm_server.limits import check_law, too_many_bad_word_tokens
 
 
-class BadWordsRefused(VLLMClientError):  # type: ignore[misc]  # untyped
+class BadWordsRefused(VLLMClientError):  # type: ignore[misc]  # vLLM is not installed where types are checked
     """Of bad words that are too many tokens. `parameter` names the field, as in vLLM's own refusals."""
 
     parameter = "bad_words"
 
 
-class BoundedParams(SamplingParams):  # type: ignore[misc]  # untyped
+class BoundedParams(SamplingParams):  # type: ignore[misc]
     """Refuses too many tokens of bad words where vLLM counts them, in the process that takes requests. vLLM itself refuses them
     in the engine's step, which ends the engine (I8)."""
 
