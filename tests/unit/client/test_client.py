@@ -35,20 +35,9 @@ from steno.contracts.records import (
 )
 from steno.contracts.rest import Completion, GroupSpec, Trial
 
+pytestmark = pytest.mark.usefixtures("pauses")
+
 Handler = Callable[[httpx.Request], httpx.Response]
-
-
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that a client would have waited before it tried again."""
-    waited: list[float] = []
-
-    async def asleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    monkeypatch.setattr(module.time, "sleep", waited.append)
-    monkeypatch.setattr(asyncio, "sleep", asleep)
-    return waited
 
 
 def steno(handler: Handler, **options: Any) -> Steno:

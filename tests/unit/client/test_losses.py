@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
-from steno.client import client as module
 from steno.client.client import AsyncClient, Client
 from steno.client.transport import EventLines
 from steno.contracts.errors import ArchiveUnreadable, StenoError, Unreachable
 from tests.support.recordings import session
 
+pytestmark = pytest.mark.usefixtures("pauses")
+
 NO_PAGE = {"items": [], "next_cursor": None}
-
-
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that a client would have waited before it tried again."""
-    waited: list[float] = []
-
-    async def asleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    monkeypatch.setattr(module.time, "sleep", waited.append)
-    monkeypatch.setattr(asyncio, "sleep", asleep)
-    return waited
 
 
 def page(*trials: str, unreadable: tuple[str, ...] = ()) -> httpx.Response:
