@@ -136,10 +136,15 @@ class NcclTransport:
 
     # -- the first rank's part ------------------------------------------------------------------------------------------------
 
-    def open(self) -> NcclGroup:
-        """The group of the last rendezvous; waits for its workers. Raises: PushFailed: given up in the meantime."""
-        meeting = self._meeting
-        assert meeting is not None
+    @property
+    def meeting(self) -> NcclRendezvous | None:
+        """The rendezvous of the update that was staged last."""
+        return self._meeting
+
+    def open(self, meeting: NcclRendezvous) -> NcclGroup:
+        """The group of `meeting`; waits for its workers. Raises: PushFailed: given up in the meantime."""
+        if meeting is not self._meeting:
+            raise PushFailed("the NCCL group was given up before it was created")
         if self._group is None:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # this is a thread of its own, and devices are set for each
@@ -216,7 +221,9 @@ class _Sender:
         self._until = time.monotonic() + transport.deadline_s
         self._joined = threading.Event()
         self._problem = ""
-        self._thread = threading.Thread(target=self._run, name="steno-nccl", daemon=True)
+        meeting = transport.meeting  # read here: by the time the thread runs, the next one may be staged
+        assert meeting is not None
+        self._thread = threading.Thread(target=self._run, args=(meeting,), name="steno-nccl", daemon=True)
         self._thread.start()
 
     def meet(self) -> str:
@@ -262,9 +269,9 @@ class _Sender:
                 if time.monotonic() > self._until:
                     self._problem = f"the transfer made no progress for {self._transport.deadline_s:g} s"
 
-    def _run(self) -> None:
+    def _run(self, meeting: NcclRendezvous) -> None:
         try:
-            group = self._transport.open()
+            group = self._transport.open(meeting)
             self._joined.set()
             group.send(self._metas, self._taken())
         except (
