@@ -139,7 +139,21 @@ def test_a_worker_that_fails_is_left_out_of_the_next_group() -> None:
         publication = publisher.publish(at(1), ModelWeights(qwen()))
         assert publisher.wait(publication, PATIENCE_S).state == "done"
     assert [list(meeting.rank_offsets) for meeting in fleet.proxy.meetings] == [["a", "b"], ["a"]]
-    assert fleet.groups[-1].rounds
+    [group] = [group for group in fleet.groups if group.rounds]  # the first one's thread may open it after the second's
+    assert list(group.meeting.rank_offsets) == ["a"]
+
+
+def test_a_thread_that_starts_after_its_group_was_given_up_creates_none() -> None:
+    fleet = Fleet(a=1.0)
+    nccl, source = fleet.nccl(), ModelWeights(qwen())
+    nccl.stage(at(1), source)
+    given_up = nccl.meeting
+    fleet.workers["a"] = 2.0  # started again: another group
+    nccl.stage(at(1), source)
+    assert given_up and nccl.meeting and given_up != nccl.meeting
+    with pytest.raises(PushFailed, match="given up"):
+        nccl.open(given_up)
+    assert fleet.groups == []
 
 
 def test_a_group_that_does_not_form_or_stands_still_is_given_up_at_the_deadline(
