@@ -6,7 +6,9 @@ msgpack; in JSON (`model_dump_json`) they are lists of numbers, under the same k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -365,7 +367,8 @@ class IndexRow(msgspec.Struct, array_like=True, frozen=True):
 class SampledRange(BaseModel):
     """Where one turn's completion stands in a sample: positions [start, end) of its token_ids.
 
-    temperature: it was drawn at, the divisor of the logits. policy: that drew it.
+    temperature: it was drawn at, the divisor of the logits. policy: that drew it. model: name that the client asked for; "": not
+        known, an older proxy made the sample.
     shared: an earlier sample of the session has these tokens too; they are trained and accounted for there.
     superseded: another turn took this one's place (`Turn.superseded_by`): not trained.
     mixed_kv: as in `Turn`; trained.
@@ -378,11 +381,16 @@ class SampledRange(BaseModel):
     end: int
     temperature: float = 1.0
     policy: str = "default"
+    model: str = ""
     shared: bool = False
     superseded: bool = False
     mixed_kv: bool = False
     finish_reason: str | None = None
     partial: bool = False
+
+    def asked_for(self, models: Sequence[str]) -> bool:
+        """Whether the client asked for one of these models. Args: models: globs; none: any."""
+        return not models or any(fnmatchcase(self.model, glob) for glob in models)
 
 
 class SampleArrays(NamedTuple):

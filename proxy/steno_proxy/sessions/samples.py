@@ -91,6 +91,7 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
                 end=position + n_sampled,
                 temperature=law_of(turn).temperature,
                 policy=turn.policy,
+                model=turn.model,
                 shared=turn.turn_id in taught,
                 superseded=turn.superseded_by is not None,
                 mixed_kv=turn.mixed_kv,
