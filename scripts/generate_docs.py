@@ -67,8 +67,8 @@ says `Accept: application/msgpack`."""
 _AGENTS_INTRO = """\
 `steno env AGENT TRIAL` registers the trial and prints what points a known agent at it: shell lines to `eval`, the command that
 runs one task without a human (`$TASK`), and the file that some need, or can take instead. `--json` prints the same for programs,
-`--agent-key` saves asking the proxy, `--model` is the name that the agent asks for (any will do: it is recorded, and the
-workers that are connected serve it).
+`--agent-key` saves asking the proxy, `--model` is the name that the agent asks for (any will do: it is recorded, the trainer can
+choose by it, and the workers that are connected serve it).
 
 Below, each as it is printed for the trial `my-trial` on a proxy without keys; with keys, `none` is the agent's own. An agent that
 is not here needs no more than a base URL: `http://PROXY/TRIAL/v1` for OpenAI's formats, `http://PROXY/TRIAL` for Anthropic's and

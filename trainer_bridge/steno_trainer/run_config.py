@@ -31,6 +31,11 @@ class RunSettings(TrainerSettings):
     key: SecretStr | None = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
     run: str = Field("default", min_length=1, max_length=128, description="the run whose groups are trained")
     policy: str = Field("default", min_length=1, max_length=128, description="name of the policy that is trained")
+    train_models: list[str] = Field(
+        default_factory=list,
+        description="calls that are trained, by the model name that the agent asked for, with * and ?; unset: all of the "
+        "policy's",
+    )
     lease_ttl_s: float = Field(
         600.0, ge=10, description="seconds after which the groups of a trainer that died are served again"
     )

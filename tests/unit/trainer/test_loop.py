@@ -78,7 +78,7 @@ class World(FakeProxy):
         ]
         for trial in trials:
             recording = Recording()
-            recording.turn(None, prompt=2, sampled=3, version=self.served)
+            recording.turn(None, prompt=2, sampled=3, version=self.served, model="policy")
             self.samples_of[trial.trial_id] = recording.samples(trial)
         return Lease(
             lease_id=group_id, group=Group(group_id=group_id, size=2, created_at=0.0), trials=trials,
@@ -299,6 +299,18 @@ async def test_groups_that_can_not_be_trained_are_named_booked_and_let_go(tmp_pa
     assert total.sampled == total.trained + 6 + 6 * len(poisoned)
     assert loop.state.step == 6, "a step that changed nothing is none"
     assert {"g3", *poisoned} <= set(world.acknowledged) and not {"g3", *poisoned} & set(crew.trained)
+
+
+async def test_a_step_of_which_no_call_is_trained_says_which_names_they_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(last=GROUPS_PER_STEP)
+    crew = Crew(world, push_s=0.0)
+    async with looped(world, crew, train_models=["main", "sub-*"]) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    assert (loop.state.step, crew.trained) == (0, [])
+    assert loop.state.ledger.total().untrained == {"other_model": 6 * GROUPS_PER_STEP}
+    assert "train_models is main, sub-*, and they asked for 'policy'" in caplog.text
 
 
 async def test_weights_that_train_nothing_end_the_run_once_its_books_are_saved(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,9 +50,9 @@ CUT = {"finish_reason": "length"}
 BROKEN = {"finish_reason": "cancelled", "partial": True}
 
 
-def assembled(overlong: Overlong, *trials: tuple[Session, Recording]) -> AssembledStep:
+def assembled(overlong: Overlong, *trials: tuple[Session, Recording], terms: TrainingTerms = TERMS) -> AssembledStep:
     """Balanced, with what the rows hold booked as trained."""
-    found = assemble([leased(*trials)], TERMS, Estimator.GRPO, overlong)
+    found = assemble([leased(*trials)], terms, Estimator.GRPO, overlong)
     books = Ledger()
     books.add(found.books)
     for row in found.batch.rows:
@@ -128,6 +129,16 @@ def test_a_trial_that_was_cut_is_left_out_whole(
     assert set(found.batch.advantages) == {"g.0", "g.1"}
 
 
+def test_lengths_are_those_of_the_calls_that_are_trained() -> None:
+    main, other = {"model": "main"}, {"model": "explorer", **CUT}
+    trials = [(session(f"g.{n}", reward=float(n)), spoken((4 + n, main), (90, other))) for n in range(2)]
+    overlong = Overlong(TRIAL, max_tokens=10, buffer_tokens=5)
+    found = assembled(overlong, *trials, terms=replace(TERMS, models=("main",)))
+    assert trained(found) == {"g.0": 4, "g.1": 5}, "a path that ends in another's cut is whole"
+    assert untrained(found) == {Reason.OTHER_MODEL: 180} and found.other_models == {"explorer": 180}
+    assert (found.values["overlong/penalty"], found.values["length/truncated_fraction"]) == (0.0, 0.0)
+
+
 def test_a_reason_of_the_record_goes_before_this_one() -> None:
     recording = spoken((6, {"constrained": [(0, 2)], **CUT}))
     found = assembled(Overlong(TRIAL), plain(0), (session("g.1", reward=1.0), recording))
@@ -141,7 +152,7 @@ def test_samples_of_an_older_proxy_say_nothing_and_are_read() -> None:
         del part["finish_reason"], part["partial"]
     read = Sample.model_validate(older)
     assert read.completions == [SampledRange(start=2, end=6)]
-    left_out = Overlong(TRIAL).left_out([], [read], "default")
+    left_out = Overlong(TRIAL).left_out([], [read], lambda part: True)
     assert not left_out(read, read.completions[0])
 
 

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     SYNTHETIC = "synthetic"  # said by a script: no log-probabilities
     SUPERSEDED = "superseded"  # the client asked again, and another turn took the place of its turn
     OTHER_POLICY = "other_policy"  # drawn by another policy than the one in training: a frozen one
+    OTHER_MODEL = "other_model"  # its call asked for a model by another name than those that are trained
     EVALUATION = "evaluation"  # the group's purpose is eval
     ABORTED = "aborted"  # the trial was given up
     UNSCORED = "unscored"  # the trial ended without a reward

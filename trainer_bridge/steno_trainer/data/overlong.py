@@ -13,6 +13,8 @@ from enum import StrEnum
 
 from steno.contracts.records import Sample, SampledRange, Session
 
+Trains = Callable[[SampledRange], bool]
+"""Whether a completion is of what is trained (`TrainingTerms.trains`)."""
 LeaveOut = Callable[[Sample, SampledRange], bool]
 """Whether a completion of a sample is left out of the loss."""
 
@@ -41,15 +43,15 @@ class Overlong:
     buffer_tokens: int = 1
     penalty_factor: float = 1.0
 
-    def left_out(self, trials: Iterable[Session], samples: Iterable[Sample], policy: str) -> LeaveOut:
-        """Args: trials, samples: of all that is judged. policy: the one in training."""
+    def left_out(self, trials: Iterable[Session], samples: Iterable[Sample], trains: Trains) -> LeaveOut:
+        """Args: trials, samples: of all that is judged."""
         if self.filtering is OverlongFiltering.OFF:
             return lambda sample, part: False
         if self.filtering is OverlongFiltering.COMPLETION:
             return lambda sample, part: was_cut(part)
         whole = {trial.trial_id for trial in trials if (trial.end_reason or "").startswith("limit:")}
         for sample in samples:
-            if sample.completions and sample.completions[-1].policy == policy and _at_its_limit(sample.completions[-1]):
+            if sample.completions and trains(sample.completions[-1]) and _at_its_limit(sample.completions[-1]):
                 whole.add(sample.trial_id)
         return lambda sample, part: was_cut(part) or sample.trial_id in whole
 
@@ -67,13 +69,13 @@ def was_cut(part: SampledRange) -> bool:
     return part.partial or _at_its_limit(part)
 
 
-def own_completions(samples: Iterable[Sample], policy: str) -> list[tuple[str, SampledRange]]:
-    """(trial id, completion) of the policy: each that is on a path, once, without those whose place another took."""
+def own_completions(samples: Iterable[Sample], trains: Trains) -> list[tuple[str, SampledRange]]:
+    """(trial id, completion) of what is trained: each that is on a path, once, without those whose place another took."""
     return [
         (sample.trial_id, part)
         for sample in samples
         for part in sample.completions
-        if part.end > part.start and part.policy == policy and not part.shared and not part.superseded
+        if part.end > part.start and trains(part) and not part.shared and not part.superseded
     ]
 
 

@@ -29,9 +29,10 @@ from steno_trainer.data.staleness import StalenessVerdict, VersionHistory, judge
 class TrainingTerms:
     """What a sample must meet to be trained.
 
-    policy: the one in training. max_staleness_steps: see `staleness`; None: samples of any version are trained, as records of
-    other runs are. max_tokens: of one sample; what a micro-batch may hold. vocabulary: ids must be below it. imitates: what was
-    sampled is trained as text: at temperature 1, without a reward, and whatever its probability was.
+    policy: the one in training. models: calls that are trained, as `SampledRange.asked_for` takes them. max_staleness_steps: see
+    `staleness`; None: samples of any version are trained, as records of other runs are. max_tokens: of one sample; what a
+    micro-batch may hold. vocabulary: ids must be below it. imitates: what was sampled is trained as text: at temperature 1,
+    without a reward, and whatever its probability was.
     """
 
     history: VersionHistory
@@ -39,7 +40,12 @@ class TrainingTerms:
     max_tokens: int
     vocabulary: int
     policy: str = "default"
+    models: tuple[str, ...] = ()
     imitates: bool = False
+
+    def trains(self, part: SampledRange) -> bool:
+        """Whether this completion is of the policy in training, and of a call that is trained."""
+        return part.policy == self.policy and part.asked_for(self.models)
 
 
 class TurnPlace(NamedTuple):
@@ -90,9 +96,9 @@ def read_samples(
 ) -> list[TrainingRow]:
     """The rows of the samples that can be trained, in their order. Everything else that they bring is booked as not trained.
 
-    Synthetic, superseded, constrained and overlong tokens and those of other policies are booked one by one; the first of these
-    reasons books all that is left of a sample: malformed, missing_logprob, unscored, ungrouped, bad_version, orphaned, stale,
-    too_long. Not booked here: `sampled`, which comes from the turns (`ledger.received`), and what becomes of the rows.
+    Synthetic, superseded, constrained and overlong tokens and those of other policies and models are booked one by one; the first
+    of these reasons books all that is left of a sample: malformed, missing_logprob, unscored, ungrouped, bad_version, orphaned,
+    stale, too_long. Not booked here: `sampled`, which comes from the turns (`ledger.received`), and what becomes of the rows.
 
     Args: left_out: which completions are overlong.
     """
@@ -144,6 +150,7 @@ def _read(sample: Sample, terms: TrainingTerms, ledger: Ledger, left_out: LeaveO
         (Reason.SYNTHETIC, silent_T),
         (Reason.SUPERSEDED, view.superseded_T),
         (Reason.OTHER_POLICY, ~view.policy_T),
+        (Reason.OTHER_MODEL, ~view.trains_T),
         (Reason.CONSTRAINED, ~view.loss_mask_T),
         (Reason.OVERLONG, view.overlong_T),
     ):
@@ -152,7 +159,7 @@ def _read(sample: Sample, terms: TrainingTerms, ledger: Ledger, left_out: LeaveO
     trained_T = left_T
     if not trained_T.any():
         return None
-    verdict = judge(terms.history, view.versions_of(view.policy_T), terms.max_staleness_steps)
+    verdict = judge(terms.history, view.versions_of(view.trains_T), terms.max_staleness_steps)
     if terms.imitates:
         view = replace(
             view, temperatures_T=np.ones_like(view.temperatures_T), logprobs_T=np.zeros_like(view.logprobs_T)
@@ -197,7 +204,7 @@ def _refuse(
 @dataclass(frozen=True)
 class _View:
     """A well-formed sample as arrays. own_T: sampled, and accounted for in this sample. policy_T: sampled by the policy that is
-    in training."""
+    in training. trains_T: of these, by calls that are trained."""
 
     token_ids_T: NDArray[np.int64]
     loss_mask_T: NDArray[np.bool_]
@@ -206,6 +213,7 @@ class _View:
     version_T: NDArray[np.int64]
     own_T: NDArray[np.bool_]
     policy_T: NDArray[np.bool_]
+    trains_T: NDArray[np.bool_]
     superseded_T: NDArray[np.bool_]
     overlong_T: NDArray[np.bool_]
     versions: tuple[str, ...]
@@ -221,12 +229,13 @@ class _View:
         token_ids_T = np.frombuffer(sample.token_ids, "<i4").astype(np.int64)
         mask_T = np.frombuffer(sample.loss_mask, np.uint8)
         temperatures_T, version_T = np.ones(n, np.float32), np.full(n, -1)
-        sampled_T, own_T, policy_T, superseded_T, overlong_T = (np.zeros(n, np.bool_) for _ in range(5))
+        sampled_T, own_T, policy_T, trains_T, superseded_T, overlong_T = (np.zeros(n, np.bool_) for _ in range(6))
         for part in sample.completions:
             at = slice(part.start, part.end)
             temperatures_T[at], sampled_T[at] = part.temperature, True
             own_T[at], superseded_T[at] = not part.shared, part.superseded
-            policy_T[at], overlong_T[at] = part.policy == terms.policy, left_out(sample, part)
+            policy_T[at], trains_T[at] = part.policy == terms.policy, terms.trains(part)
+            overlong_T[at] = left_out(sample, part)
         versions: dict[str, int] = {}
         for span in sample.spans:
             at = slice(span.start, span.end)
@@ -246,7 +255,7 @@ class _View:
             return None
         logprobs_T = np.frombuffer(sample.sampling_logprobs, "<f4").astype(np.float32)
         return cls(
-            token_ids_T, trained_T, logprobs_T, temperatures_T, version_T, own_T, policy_T, superseded_T, overlong_T,
+            token_ids_T, trained_T, logprobs_T, temperatures_T, version_T, own_T, policy_T, trains_T, superseded_T, overlong_T,
             tuple(versions),
         )  # fmt: skip
 

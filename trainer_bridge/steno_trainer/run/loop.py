@@ -185,6 +185,7 @@ class Loop:
             max_tokens=self._limits.max_tokens,
             vocabulary=self._limits.vocabulary,
             policy=settings.policy,
+            models=tuple(settings.train_models),
             imitates=settings.imitates,
         )
         # Dynamic sampling has started others in place of silent groups: they are no part of what was drawn.
@@ -209,6 +210,11 @@ class Loop:
         await self._name({group: (Reason.MALFORMED, why) for group, why in ready.malformed.items()})
         if report is not None:
             await self._name({group: (Reason.POISONED, why) for group, why in report.poisoned.items()})
+        if ready.other_models and not ready.batch.rows:
+            logger.warning(
+                "none of these groups' calls is trained: train_models is %s, and they asked for %s",
+                ", ".join(settings.train_models), ", ".join(map(repr, sorted(ready.other_models))),
+            )  # fmt: skip
         # Groups that say nothing are no step: the weights stay what they are, and so does their version.
         ready.books.check()
         state.ledger.add(ready.books)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from steno.contracts.leases import Lease
-from steno.contracts.records import MAX_REWARD
+from steno.contracts.records import MAX_REWARD, Sample
 from steno_rollouts.reporting.breakdown import bounded, label_of, metric_means
 from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages, unusable
 from steno_trainer.data.lease_feed import LeasedGroup
@@ -25,12 +25,14 @@ from steno_trainer.step.step_plan import StepBatch, make_batch
 @dataclass(frozen=True)
 class AssembledStep:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
-    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it."""
+    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it. other_models: name that calls
+    asked for -> tokens that are not trained, since it is none of `terms.models`."""
 
     batch: StepBatch
     books: Ledger
     values: dict[str, float]
     malformed: dict[str, str] = field(default_factory=dict)
+    other_models: Counter[str] = field(default_factory=Counter)
 
     @property
     def trained_tokens(self) -> int:
@@ -62,8 +64,8 @@ def assemble(
         books.add(leased.books)
     samples = [sample for leased in groups for sample in leased.samples]
     trials = [trial for leased in groups for trial in leased.lease.trials]
-    rows = read_samples(samples, terms, books, overlong.left_out(trials, samples, terms.policy))
-    completions = own_completions(samples, terms.policy)
+    rows = read_samples(samples, terms, books, overlong.left_out(trials, samples, terms.trains))
+    completions = own_completions(samples, terms.trains)
     lengths: Counter[str] = Counter()
     for trial_id, part in completions:
         lengths[trial_id] += part.end - part.start
@@ -89,7 +91,16 @@ def assemble(
     values |= {f"trial/{name}": value for name, value in metric_means(trial.metrics for trial in trials).items()}
     if report_by is not None:
         values |= _by_value(groups, scored, report_by)
-    return AssembledStep(batch, books, values | _overlong(overlong, scored, books), malformed)
+    return AssembledStep(
+        batch, books, values | _overlong(overlong, scored, books), malformed, _other_models(samples, terms)
+    )
+
+
+def _other_models(samples: Sequence[Sample], terms: TrainingTerms) -> Counter[str]:
+    asked: Counter[str] = Counter()
+    for _, part in own_completions(samples, lambda part: part.policy == terms.policy and not terms.trains(part)):
+        asked[part.model] += part.end - part.start
+    return asked
 
 
 def _values(
