@@ -13,7 +13,7 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,6 +87,7 @@ class Collector:
         limits: Limits | None = None,
         timeout_s: float = 3600.0,
         policy: str = "default",
+        train_models: Sequence[str] = (),
         lease_ttl_s: float = 60.0,
     ) -> None:
         """
@@ -97,9 +98,10 @@ class Collector:
             key: an admin key: pushing weights asks for one. in_flight, timeout_s, temperature, limits: of function agents; with
                 settings, theirs count (`in_flight`, `timeout_s`, `sampling`, `max_turns`, `max_tokens`).
             temperature: forced on every request, as is top_p 1. None: the agents' own.
+            train_models: calls that are trained, by the model name that the agent asked for, as globs; none: all of the policy's.
             lease_ttl_s: so long after this process has died, what it held is served again.
         """
-        self.run, self.policy = run, policy
+        self.run, self.policy, self._train_models = run, policy, tuple(train_models)
         self._proxy, self._key = proxy, key
         self._client = Client(proxy, key, retries=CLIENT_RETRIES)
         self._ttl_s = lease_ttl_s
@@ -308,7 +310,7 @@ class Collector:
                 continue
             assert session.reward is not None  # leased trials have one
             rewards[session.trial_id] = session.reward
-            found, left = trainable_rows(samples, policy=self.policy)
+            found, left = trainable_rows(samples, policy=self.policy, models=self._train_models)
             rows += found
             untrained += left
         sampled = sum(sum(tokens.values()) for tokens in lease.tokens.values())

@@ -7,7 +7,7 @@ them only (`Sample.loss_mask`). Shapes: P prompt tokens, R response tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,31 +53,35 @@ class TrainableRow:
         return np.concatenate([self.prompt_ids, self.response_ids])
 
 
-def trainable_rows(samples: Iterable[Sample], *, policy: str = "default") -> tuple[list[TrainableRow], Counter[str]]:
+def trainable_rows(
+    samples: Iterable[Sample], *, policy: str = "default", models: Sequence[str] = ()
+) -> tuple[list[TrainableRow], Counter[str]]:
     """The rows of these samples, in their order, and the sampled tokens that none of them trains, by reason: `superseded`,
-    `other_policy`, `constrained` (not drawn by plain temperature sampling), `missing_logprob`, `ungrouped`, `unscored`,
-    `malformed`. What samples share counts once.
+    `other_policy`, `other_model`, `constrained` (not drawn by plain temperature sampling), `missing_logprob`, `ungrouped`,
+    `unscored`, `malformed`. What samples share counts once.
 
-    Args: policy: the one in training.
+    Args: policy: the one in training. models: names that calls to be trained asked for, as globs; none: any.
     """
     rows, untrained = [], Counter[str]()
     for sample in samples:
-        row = _row(sample, policy, untrained)
+        row = _row(sample, policy, models, untrained)
         if row is not None:
             rows.append(row)
     return rows, +untrained
 
 
-def _row(sample: Sample, policy: str, untrained: Counter[str]) -> TrainableRow | None:
+def _row(sample: Sample, policy: str, models: Sequence[str], untrained: Counter[str]) -> TrainableRow | None:
     ids, mask, logprobs = sample.to_numpy()
-    own, superseded, ours = (np.zeros(len(ids), np.bool_) for _ in range(3))
+    own, superseded, ours, asked = (np.zeros(len(ids), np.bool_) for _ in range(4))
     temperatures = np.ones(len(ids), np.float32)
     for part in sample.completions:
         at = slice(part.start, part.end)
         own[at], superseded[at], ours[at] = not part.shared, part.superseded, part.policy == policy
-        temperatures[at] = part.temperature
+        temperatures[at], asked[at] = part.temperature, part.asked_for(models)
     left = own.copy()
-    for reason, where in (("superseded", superseded), ("other_policy", ~ours), ("constrained", ~mask)):
+    for reason, where in (
+        ("superseded", superseded), ("other_policy", ~ours), ("other_model", ~asked), ("constrained", ~mask)
+    ):  # fmt: skip
         untrained[reason] += int((left & where).sum())
         left &= ~where
     if not left.any():

@@ -227,7 +227,8 @@ class AgentHost:
         }
         if validate:
             return validation_rows(samples, **lengths)
-        found = training_rows(samples, main_only=self._settings.branches == "main", **lengths)
+        settings = self._settings
+        found = training_rows(samples, main_only=settings.branches == "main", models=settings.train_models, **lengths)
         if found.untrained:
             log.info("trial %s: sampled and not trained: %s", trial_id, dict(found.untrained))
         return found

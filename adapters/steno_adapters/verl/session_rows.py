@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,10 +40,19 @@ class SessionRows:
 
 
 def training_rows(
-    samples: Iterable[Sample], *, prompt_length: int, response_length: int, main_only: bool = False
+    samples: Iterable[Sample],
+    *,
+    prompt_length: int,
+    response_length: int,
+    main_only: bool = False,
+    models: Sequence[str] = (),
 ) -> SessionRows:
-    """Args: prompt_length, response_length: verl's; what is beyond both together is cut off, and counted as `too_long`."""
-    found, untrained = trainable_rows(samples)
+    """
+    Args:
+        prompt_length, response_length: verl's; what is beyond both together is cut off, and counted as `too_long`.
+        models: as `trainable_rows` has them.
+    """
+    found, untrained = trainable_rows(samples, models=models)
     found.sort(key=lambda row: row.trained_tokens)
     if main_only and found:
         untrained["other_branch"] += sum(row.trained_tokens for row in found[:-1])

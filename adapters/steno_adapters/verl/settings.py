@@ -51,6 +51,10 @@ class VerlSettings(RolloutSettings):
         "all",
         description="rows of a trial that forked: all of its branches, or the one with the most sampled tokens, the rest counted",
     )
+    train_models: list[str] = Field(
+        default_factory=list,
+        description="calls that are trained, by the model name that the agent asked for, with * and ?; unset: all",
+    )
     on_failure: Literal["leave_out", "fail_group"] = Field(
         "leave_out", description="a trial that failed is a gap in its group, or makes verl discard the group"
     )

@@ -68,6 +68,14 @@ def test_of_a_row_only_the_tokens_of_the_policy_in_training_are_trained() -> Non
     assert (found.trained_tokens, untrained) == (2, {"superseded": 2})
 
 
+def test_of_a_row_only_the_calls_by_names_that_are_trained_are_trained() -> None:
+    parts = [SampledRange(start=2, end=4, model="main"), SampledRange(start=5, end=7, model="explorer-2")]
+    [found], untrained = trainable_rows([sample(completions=parts)], models=["judge", "explorer-*"])
+    assert found.prompt_ids.tolist() == [10, 11, 12, 13, 14]
+    assert (found.trained_tokens, untrained) == (2, {"other_model": 2})
+    assert trainable_rows([sample(completions=parts)], models=["policy"]) == ([], {"other_model": 4})
+
+
 def test_what_two_samples_share_is_trained_and_counted_once() -> None:
     other = sample(
         loss_mask=bytes([0, 0, 0, 0, 0, 1, 1]),
