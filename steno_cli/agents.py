@@ -267,7 +267,8 @@ AGENTS: dict[str, Agent] = {
         _opencode,
         "The configuration in a variable, or the same as a file. `@ai-sdk/openai-compatible` comes inside its binary. "
         "Where a model is served, or `--context-tokens` given, its `limit` is set as well: without, it never compacts. Without "
-        "`--title` it asks the model for one, which is a conversation of its own.",
+        "`--title` it asks the model for one, which is a conversation of its own. It asks again after a stream that broke; what "
+        "it had read stays in its history, calls as aborted: from the next request on, a fork (`assistant_rewritten`).",
     ),
     "mini-swe-agent": Agent(
         "mini-swe-agent", "OpenAI chat", "pip install mini-swe-agent mcp", _BY_TESTS.format("2.4.6"), _mini_swe_agent

@@ -110,14 +110,23 @@ def test_a_turn_that_was_refused_with_503_is_asked_again(stack: Stack, tmp_path:
 def test_a_stream_that_broke_is_on_record_with_what_it_had_and_the_task_is_finished(
     stack: Stack, tmp_path: Path
 ) -> None:
+    """The script is slow there: of tokens that come right before an error OpenCode may have read any number.
+
+    It asks again as if nothing had come. From then on its history has what it had read as well: the thinking, and the call as
+    aborted.
+    """
     run_opencode(stack, "opencode-cut", "CUT once, then fix the bug in src/calc.py", tmp_path)
     turns = stack.turns("opencode-cut")
     main = main_branch(turns)
     [cut] = [turn for turn in turns if turn["partial"]]
     assert cut["finish_reason"] == "error" and len(cut["completion_ids"]) == 60 == cut["delivered"]
     assert cut["reply"]["content"] == "Step 3: I run the next command."
-    assert cut["parent_id"] == main[2]["turn_id"] and cut not in main, "it asks again, as if nothing had come"
-    assert [turn["fork_reason"] for turn in main[1:]] == [None] * 2 + ["sibling"] + [None] * 8
+    [again] = [turn for turn in turns if turn["fork_reason"] == "sibling"]
+    assert {cut["parent_id"], again["parent_id"], main[3]["parent_id"]} == {main[2]["turn_id"]}
+    assert again["reply"]["tool_calls"] and cut not in main and again not in main
+    assert [turn["fork_reason"] for turn in main[1:]] == [None] * 2 + ["assistant_rewritten"] + [None] * 7
+    [aborted] = [message for message in main[3]["messages"] if message["content"] == "Tool execution aborted"]
+    assert aborted["tool_call_id"] == f"call_{cut['turn_id']}_0"
     check_continuous(turns, "chat")
 
 
