@@ -72,6 +72,7 @@ class Rollouts:
         self._observers = list(observers)
         self._slots = asyncio.Semaphore(1 if options.sequential else options.in_flight)
         self._waiting: dict[str, Assignment] = {}
+        self._unanswered: list[tuple[Planned, asyncio.Future[GroupTrials]]] = []
         self._first = FirstTurns(options.stop_after_failures)
         self._running: dict[str, int] = {}
         self._claims = claims
@@ -106,7 +107,10 @@ class Rollouts:
         except BaseExceptionGroup as errors:
             raise first_failure(errors) from errors
         finally:
-            if not self.options.resumable:
+            if self.options.resumable:
+                for _, asked in self._unanswered:
+                    asked.cancel()
+            else:
                 await asyncio.shield(self._give_up(results))
         if self._first.stopped is not None:
             raise self._stopped(self._first.stopped)
@@ -296,13 +300,16 @@ class Rollouts:
             **({"fork_of": options.fork_of} if options.fork_of is not None else {}),
             **({"withheld": withheld} if withheld else {}),
         )
+        asked = asyncio.ensure_future(self._client.create_group(spec))
         try:
-            group = await self._client.create_group(spec)
+            return await asyncio.shield(asked)
         except Conflict as error:
             if (error.field or "").startswith("fork_of"):
                 raise
             raise Conflict(f"{error.message}: its task or its settings have changed; give another --run") from None
-        return group
+        except asyncio.CancelledError:
+            self._unanswered.append((plan, asked))  # the proxy may have registered it by now
+            raise
 
     async def _open(self, group: GroupTrials, plan: Planned, results: list[TrialResult]) -> list[Assignment]:
         """The trials that have not ended."""
@@ -332,6 +339,10 @@ class Rollouts:
 
     async def _give_up(self, results: list[TrialResult]) -> None:
         await self._give_up_failed(self._first.reached(), results)
+        for plan, asked in self._unanswered:
+            with contextlib.suppress(StenoError):
+                await self._open(await asked, plan, results)
+        self._unanswered.clear()
         for trial_id, assignment in list(self._waiting.items()):
             del self._waiting[trial_id]
             self._ended(await self._runner.abandon(assignment, EndReason.CANCELLED), results)

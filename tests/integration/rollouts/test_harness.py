@@ -14,7 +14,7 @@ import pytest
 from steno.client.client import AsyncSteno, Steno
 from steno.contracts.errors import Conflict
 from steno.contracts.records import Session
-from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.rest import Completion, GroupSpec, GroupTrials
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.evaluation import Evaluator, greedy
@@ -176,6 +176,29 @@ async def test_a_run_that_nobody_can_name_leaves_nothing_open(stack: Stack, tmp_
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [session.end_reason for session in sessions("unnamed")] == ["cancelled"] * 3
+
+
+async def test_a_group_that_is_being_registered_when_they_are_cancelled_is_ended_too(
+    stack: Stack, tmp_path: Path, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, answered = AsyncSteno.create_group, asyncio.Event()
+
+    async def answered_late(client: AsyncSteno, spec: GroupSpec) -> GroupTrials:
+        group = await create(client, spec)
+        await answered.wait()
+        return group
+
+    monkeypatch.setattr(AsyncSteno, "create_group", answered_late)
+    found = prepared(stack, tmp_path, "registering")
+    found = Prepared(found.settings.model_copy(update={"run": None}), "registering", found.tasks, None)
+    running = asyncio.create_task(rolled(found, Stand()))
+    await until(lambda: len(sessions("registering")) == 2)
+    running.cancel()
+    await asyncio.sleep(0)
+    answered.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [session.end_reason for session in sessions("registering")] == ["cancelled"] * 2
 
 
 async def test_trials_that_ran_when_their_rollouts_were_killed_are_interrupted_not_repeated(
