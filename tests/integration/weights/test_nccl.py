@@ -150,7 +150,7 @@ def test_a_thread_that_starts_after_its_group_was_given_up_creates_none() -> Non
     given_up = nccl.meeting
     fleet.workers["a"] = 2.0  # started again: another group
     nccl.stage(at(1), source)
-    assert given_up and nccl.meeting and given_up != nccl.meeting
+    assert given_up and nccl.meeting and given_up is not nccl.meeting
     with pytest.raises(PushFailed, match="given up"):
         nccl.open(given_up)
     assert fleet.groups == []

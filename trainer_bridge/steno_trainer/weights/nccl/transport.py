@@ -91,6 +91,7 @@ class NcclTransport:
         self._meeting: NcclRendezvous | None = None
         self._group: NcclGroup | None = None
         self._attempts = 0
+        self._lock = threading.Lock()  # of the group and its meeting: threads open it, the loop drops it
 
     def stage(self, version: PolicyVersion, source: WeightSource, *, full: bool = False) -> StagedWeights:
         """Digests of all tensors, each computed by one rank, and where to meet. Raises: PushFailed, on all ranks: no worker, or
@@ -143,17 +144,20 @@ class NcclTransport:
 
     def open(self, meeting: NcclRendezvous) -> NcclGroup:
         """The group of `meeting`; waits for its workers. Raises: PushFailed: given up in the meantime."""
-        if meeting is not self._meeting:
-            raise PushFailed("the NCCL group was given up before it was created")
-        if self._group is None:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # this is a thread of its own, and devices are set for each
-            group = self._open_group(meeting)
+        with self._lock:
             if meeting is not self._meeting:
-                group.close()
-                raise PushFailed("the NCCL group was complete too late")
-            self._group = group
-        return self._group
+                raise PushFailed("the NCCL group was given up before it was created")
+            if self._group is not None:
+                return self._group
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # this is a thread of its own, and devices are set for each
+        group = self._open_group(meeting)
+        with self._lock:
+            if meeting is self._meeting:
+                self._group = group
+                return group
+        group.close()
+        raise PushFailed("the NCCL group was complete too late")
 
     @property
     def members(self) -> set[str]:
@@ -185,9 +189,10 @@ class NcclTransport:
         return self._meeting.model_dump_json()
 
     def _drop(self) -> None:
-        if self._group is not None:
-            self._group.close()
-        self._group, self._meeting, self._members = None, None, {}
+        with self._lock:
+            group, self._group, self._meeting, self._members = self._group, None, None, {}
+        if group is not None:
+            group.close()
 
     # -- every rank's part ----------------------------------------------------------------------------------------------------
 
