@@ -60,7 +60,7 @@ def trainable_rows(
     `other_policy`, `other_model`, `constrained` (not drawn by plain temperature sampling), `missing_logprob`, `ungrouped`,
     `unscored`, `malformed`. What samples share counts once.
 
-    Args: policy: the one in training. models: names that calls to be trained asked for, as globs; none: any.
+    Args: policy: the one in training. models: calls that are trained, as `SampledRange.asked_for` takes them.
     """
     rows, untrained = [], Counter[str]()
     for sample in samples:

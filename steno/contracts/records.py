@@ -23,6 +23,7 @@ from steno.contracts.arrays import bytes_to_ids as bytes_to_ids
 from steno.contracts.arrays import floats_to_bytes as floats_to_bytes
 from steno.contracts.arrays import halves_to_bytes as halves_to_bytes
 from steno.contracts.arrays import ids_to_bytes as ids_to_bytes
+from steno.contracts.errors import ConfigError
 from steno.contracts.notes import Notes
 
 if TYPE_CHECKING:
@@ -367,8 +368,8 @@ class IndexRow(msgspec.Struct, array_like=True, frozen=True):
 class SampledRange(BaseModel):
     """Where one turn's completion stands in a sample: positions [start, end) of its token_ids.
 
-    temperature: it was drawn at, the divisor of the logits. policy: that drew it. model: name that the client asked for; "": not
-        known, an older proxy made the sample.
+    temperature: it was drawn at, the divisor of the logits. policy: that drew it.
+    model: name that the client asked for; None: not known, an older proxy or export made the sample.
     shared: an earlier sample of the session has these tokens too; they are trained and accounted for there.
     superseded: another turn took this one's place (`Turn.superseded_by`): not trained.
     mixed_kv: as in `Turn`; trained.
@@ -381,7 +382,7 @@ class SampledRange(BaseModel):
     end: int
     temperature: float = 1.0
     policy: str = "default"
-    model: str = ""
+    model: str | None = None
     shared: bool = False
     superseded: bool = False
     mixed_kv: bool = False
@@ -389,8 +390,21 @@ class SampledRange(BaseModel):
     partial: bool = False
 
     def asked_for(self, models: Sequence[str]) -> bool:
-        """Whether the client asked for one of these models. Args: models: globs; none: any."""
-        return not models or any(fnmatchcase(self.model, glob) for glob in models)
+        """Whether the client asked for one of these models.
+
+        Args: models: patterns with * and ?; none: any model.
+        Raises: ConfigError: names `train_models`: no list; or the name that was asked for is not known.
+        """
+        if isinstance(models, str):
+            raise ConfigError(f"train_models: got {models!r}, must be a list of names", field="train_models")
+        if not models:
+            return True
+        if self.model is None:
+            raise ConfigError(
+                "train_models: these samples do not say which model was asked for: an older proxy or export made them",
+                field="train_models",
+            )
+        return any(fnmatchcase(self.model, pattern.replace("[", "[[]")) for pattern in models)
 
 
 class SampleArrays(NamedTuple):

@@ -4,9 +4,9 @@ environment."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, StringConstraints
 
 from steno.config.object_store import check_url
 from steno.config.settings import PROXY_HELP, ProxyUrl, admin_key_here, proxy_here
@@ -31,10 +31,10 @@ class RunSettings(TrainerSettings):
     key: SecretStr | None = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
     run: str = Field("default", min_length=1, max_length=128, description="the run whose groups are trained")
     policy: str = Field("default", min_length=1, max_length=128, description="name of the policy that is trained")
-    train_models: list[str] = Field(
+    train_models: list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]] = Field(
         default_factory=list,
-        description="calls that are trained, by the model name that the agent asked for, with * and ?; unset: all of the "
-        "policy's",
+        description="calls that are trained, by the model name that the agent asked for, with * and ?; repeat for several; "
+        "unset: all of the policy's",
     )
     lease_ttl_s: float = Field(
         600.0, ge=10, description="seconds after which the groups of a trainer that died are served again"

@@ -79,7 +79,9 @@ class RemoteAgentLoop(seam.AgentLoopBase):
                 await asyncio.shield(host.end_rest(group))
         if played.rows.rows:
             return outputs(played)
-        message = f"prompt {uid}: trial {played.result.trial_id} has no rows: {played.result.detail or played.result.end_reason}"
+        left = ", ".join(f"{tokens} tokens {reason}" for reason, tokens in sorted(played.rows.untrained.items()))
+        why = played.result.detail or left or played.result.end_reason
+        message = f"prompt {uid}: trial {played.result.trial_id} has no rows: {why}"
         log.warning("%s", message)
         if host.fails_groups or none_has_any:
             raise TrialFailed(message)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steno import Sample
-from steno.contracts.errors import BadRequest
+from steno.contracts.errors import BadRequest, ConfigError
 from steno.contracts.records import SampledRange, TokenSpan, floats_to_bytes, ids_to_bytes
 from steno_adapters import TrainableRow, padded
 from steno_adapters.collate import packed
@@ -74,6 +74,10 @@ def test_of_a_row_only_the_calls_by_names_that_are_trained_are_trained() -> None
     assert found.prompt_ids.tolist() == [10, 11, 12, 13, 14]
     assert (found.trained_tokens, untrained) == (2, {"other_model": 2})
     assert trainable_rows([sample(completions=parts)], models=["policy"]) == ([], {"other_model": 4})
+    assert trainable_rows([sample()])[1] == {}, "of an older proxy, where no name is asked for"
+    for models, said in (("main", "must be a list"), (["main"], "do not say which model was asked for")):
+        with pytest.raises(ConfigError, match=said):
+            trainable_rows([sample()], models=models)
 
 
 def test_what_two_samples_share_is_trained_and_counted_once() -> None:

@@ -94,12 +94,14 @@ def test_another_policys_tokens_are_context():
 def test_only_calls_by_the_names_that_are_trained_are_trained():
     recording = Recording()
     root = recording.turn(None, 2, 4, model="main", version="a/5")
-    recording.turn(root, 1, 3, model="explorer", version="gone/3", constrained=[(0, 1)])
+    recording.turn(root, 1, 3, model="explorer", version="a/4", constrained=[(0, 1)])
     recording.turn(None, 2, 5, model="main-2", version="a/5")
     recording.turn(None, 2, 6, model="explorer", version="gone/3")
     rows, ledger = read(recording, replace(TERMS, models=("main", "main-?")))
-    assert [row.trained_tokens for row in rows] == [4, 5], "a version that is not trained makes no row orphaned"
-    assert ledger.accounts()["gone/3"].untrained == {Reason.OTHER_MODEL: 9}
+    assert [row.trained_tokens for row in rows] == [4, 5]
+    assert rows[0].verdict.staleness_steps == 1, "it goes on from what older weights said, whoever asked"
+    assert ledger.accounts()["a/4"].untrained == {Reason.OTHER_MODEL: 3}
+    assert ledger.accounts()["gone/3"].untrained == {Reason.OTHER_MODEL: 6}
 
 
 def test_superseded_turns_are_booked_whether_a_sample_holds_them_or_not():

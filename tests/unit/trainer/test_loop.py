@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from steno.contracts.errors import Forbidden, Superseded
+from steno.contracts.errors import ConfigError, Forbidden, Superseded
 from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.records import Group
 from steno_rollouts.admission import admissible_groups
@@ -26,7 +26,7 @@ from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import NotFinite, PushFailed
 from steno_trainer.run import ending
 from steno_trainer.run import loop as loop_module
-from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, Loop, SampleLimits
+from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, MOST_UNNAMED, Loop, SampleLimits
 from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import says_something
@@ -301,16 +301,27 @@ async def test_groups_that_can_not_be_trained_are_named_booked_and_let_go(tmp_pa
     assert {"g3", *poisoned} <= set(world.acknowledged) and not {"g3", *poisoned} & set(crew.trained)
 
 
-async def test_a_step_of_which_no_call_is_trained_says_which_names_they_asked_for(
+async def test_names_that_no_call_asked_for_end_the_run_before_its_groups_are_used_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = World(last=GROUPS_PER_STEP)
+    world = World(bound=3)
     crew = Crew(world, push_s=0.0)
     async with looped(world, crew, train_models=["main", "sub-*"]) as loop:
+        with pytest.raises(ConfigError, match=f"asked for 'policy', and so did {MOST_UNNAMED} steps in a row"):
+            await asyncio.wait_for(loop.run(), ALL_S)
+    assert (loop.state.step, crew.trained, crew.durable, world.acknowledged) == (0, [], set(), [])
+    assert (
+        caplog.text.count("train_models: got main, sub-*; the calls of this step asked for 'policy'")
+        == MOST_UNNAMED - 1
+    )
+
+
+async def test_steps_whose_rewards_are_equal_say_nothing_of_names(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(bound=3, alike=1000, last=2 * GROUPS_PER_STEP)
+    crew = Crew(world, push_s=0.0)
+    async with looped(world, crew, train_models=["pol*"]) as loop:
         await asyncio.wait_for(loop.run(), ALL_S)
-    assert (loop.state.step, crew.trained) == (0, [])
-    assert loop.state.ledger.total().untrained == {"other_model": 6 * GROUPS_PER_STEP}
-    assert "train_models is main, sub-*, and they asked for 'policy'" in caplog.text
+    assert "train_models" not in caplog.text
 
 
 async def test_weights_that_train_nothing_end_the_run_once_its_books_are_saved(tmp_path: Path) -> None:

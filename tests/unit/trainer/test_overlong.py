@@ -135,7 +135,9 @@ def test_lengths_are_those_of_the_calls_that_are_trained() -> None:
     overlong = Overlong(TRIAL, max_tokens=10, buffer_tokens=5)
     found = assembled(overlong, *trials, terms=replace(TERMS, models=("main",)))
     assert trained(found) == {"g.0": 4, "g.1": 5}, "a path that ends in another's cut is whole"
-    assert untrained(found) == {Reason.OTHER_MODEL: 180} and found.other_models == {"explorer": 180}
+    assert untrained(found) == {Reason.OTHER_MODEL: 180} and found.other_models == ()
+    none = assembled(overlong, *trials, terms=replace(TERMS, models=("sub",)))
+    assert none.other_models == ("explorer", "main")
     assert (found.values["overlong/penalty"], found.values["length/truncated_fraction"]) == (0.0, 0.0)
 
 
@@ -149,7 +151,7 @@ def test_samples_of_an_older_proxy_say_nothing_and_are_read() -> None:
     [sample] = spoken((4, CUT)).samples(session("g.1"))
     older = sample.model_dump()
     for part in older["completions"]:
-        del part["finish_reason"], part["partial"]
+        del part["finish_reason"], part["partial"], part["model"]
     read = Sample.model_validate(older)
     assert read.completions == [SampledRange(start=2, end=6)]
     left_out = Overlong(TRIAL).left_out([], [read], lambda part: True)

@@ -246,6 +246,20 @@ async def test_a_row_that_can_not_be_trained_is_named_before_the_model_is_loaded
             await feed.take(1)
 
 
+def test_names_that_no_call_of_the_file_asked_for_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    rows = [readable(sample) for sample in recorded()]
+    for row in rows:
+        row["completions"] = [{**part, "model": "main[think]"} for part in row["completions"]]
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for names in (["main[think]"], ["mian", "main*"], [" main?think? "]):
+        check_beforehand(RunSettings(model="m", records=path, train_models=names))
+    with pytest.raises(ConfigError, match=r"got mian; the calls in .*r\.jsonl asked for 'main\[think\]'"):
+        check_beforehand(RunSettings(model="m", records=path, train_models=["mian"]))
+    with pytest.raises(ConfigError, match="train_models"):
+        RunSettings.load({"model": "m", "train_models": [" "]}, None)
+
+
 def test_nested_text_of_parquet_that_is_no_json_names_its_row(tmp_path: Path) -> None:
     rows = [readable(sample) for sample in recorded()]
     rows[2]["spans"] = "[{"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,13 +93,25 @@ class RecordFile:
             raise ConfigError(f"records: {path} has no sample of a group, so nothing to compare", field="records")
         return found
 
-    def check(self) -> None:
-        """Read each sample that can be trained once, in the file's order, and keep none. Raises: ConfigError: as `samples`."""
+    def check(self, models: Sequence[str] = ()) -> None:
+        """Read each sample that can be trained once, in the file's order, and keep none.
+
+        Args: models: calls that are trained, as `SampledRange.asked_for` takes them.
+        Raises: ConfigError: as `samples`; no call is one of these.
+        """
+        asked, named = set[str](), False
         rewards: dict[str, tuple[float | None, int]] = {}
         rows = [row for group in self.groups.values() for row in zip(group.rows, group.places, strict=True)]
         log.info("%s: reading %d samples of %d groups to check them", self.path, len(rows), len(self.groups))
         for number, place in sorted(rows):
-            self._checked(number, place, rewards)
+            for part in self._checked(number, place, rewards).completions:
+                named = named or part.asked_for(models)
+                asked.add(part.model or "")
+        if not named:
+            raise ConfigError(
+                f"train_models: got {', '.join(models)}; the calls in {self.path} asked for {shown_names(asked)}",
+                field="train_models",
+            )
 
     def samples(self, group: RecordedGroup) -> list[Sample]:
         """Raises: ConfigError: a row is no sample, or a trial has several rewards: names row and trial."""
@@ -131,6 +143,12 @@ class RecordFile:
             got = "" if first["type"] == "missing" else f" (got {str(first['input'])[:80]!r})"
             words = f"trial {row['trial_id']}: no sample: {where}: {first['msg']}{got}"
             raise _wrong(self.path, number, words) from error
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Of models, in a message: 20 of them."""
+    found = sorted(names)
+    return ", ".join(map(repr, found[:20])) + (", …" if len(found) > 20 else "")
 
 
 class _JsonLines:

@@ -159,7 +159,7 @@ def _read(sample: Sample, terms: TrainingTerms, ledger: Ledger, left_out: LeaveO
     trained_T = left_T
     if not trained_T.any():
         return None
-    verdict = judge(terms.history, view.versions_of(view.trains_T), terms.max_staleness_steps)
+    verdict = judge(terms.history, view.versions_of(view.policy_T), terms.max_staleness_steps)
     if terms.imitates:
         view = replace(
             view, temperatures_T=np.ones_like(view.temperatures_T), logprobs_T=np.zeros_like(view.logprobs_T)

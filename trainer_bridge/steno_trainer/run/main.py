@@ -119,7 +119,7 @@ def check_beforehand(settings: RunSettings) -> None:
         _prepared_evaluation(settings, settings.eval_config)
     if settings.records is not None:
         with contextlib.closing(RecordFile.open(settings.records)) as records:
-            records.check()
+            records.check(settings.train_models)
     if settings.push == "adapter" and not Path(settings.model).is_dir():
         raise ConfigError(f"model: got {settings.model}; with push: adapter it must be a folder", field="model")
 
@@ -314,7 +314,12 @@ async def _lead(
 
 def _prepared_evaluation(settings: RunSettings, file: Path) -> Prepared:
     given = {"proxy": settings.proxy, "run": settings.run}
-    return greedy(Prepared.of(RolloutSettings.load(given, file), settings.run))
+    found = RolloutSettings.load(given, file)
+    if found.verifiers is not None:  # its tasks' own code would run in the trainer
+        raise ConfigError(
+            f"eval_config: {file}: verifiers: use `steno evaluate --verifiers` instead", field="eval_config"
+        )
+    return greedy(Prepared.of(found, settings.run))
 
 
 async def _evaluator(settings: RunSettings, stack: contextlib.AsyncExitStack) -> Evaluator | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from steno.contracts.leases import Lease
-from steno.contracts.records import MAX_REWARD, Sample
+from steno.contracts.records import MAX_REWARD
 from steno_rollouts.reporting.breakdown import bounded, label_of, metric_means
 from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages, unusable
 from steno_trainer.data.lease_feed import LeasedGroup
@@ -25,14 +25,14 @@ from steno_trainer.step.step_plan import StepBatch, make_batch
 @dataclass(frozen=True)
 class AssembledStep:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
-    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it. other_models: name that calls
-    asked for -> tokens that are not trained, since it is none of `terms.models`."""
+    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it. other_models: names that the
+    policy's calls asked for, if none of them matches `terms.models`."""
 
     batch: StepBatch
     books: Ledger
     values: dict[str, float]
     malformed: dict[str, str] = field(default_factory=dict)
-    other_models: Counter[str] = field(default_factory=Counter)
+    other_models: tuple[str, ...] = ()
 
     @property
     def trained_tokens(self) -> int:
@@ -91,16 +91,9 @@ def assemble(
     values |= {f"trial/{name}": value for name, value in metric_means(trial.metrics for trial in trials).items()}
     if report_by is not None:
         values |= _by_value(groups, scored, report_by)
-    return AssembledStep(
-        batch, books, values | _overlong(overlong, scored, books), malformed, _other_models(samples, terms)
-    )
-
-
-def _other_models(samples: Sequence[Sample], terms: TrainingTerms) -> Counter[str]:
-    asked: Counter[str] = Counter()
-    for _, part in own_completions(samples, lambda part: part.policy == terms.policy and not terms.trains(part)):
-        asked[part.model] += part.end - part.start
-    return asked
+    others = own_completions(samples, lambda part: part.policy == terms.policy) if not completions else []
+    asked = tuple(sorted({part.model for _, part in others if part.model is not None}))
+    return AssembledStep(batch, books, values | _overlong(overlong, scored, books), malformed, asked)
 
 
 def _values(
