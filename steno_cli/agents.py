@@ -267,8 +267,9 @@ AGENTS: dict[str, Agent] = {
         _opencode,
         "The configuration in a variable, or the same as a file. `@ai-sdk/openai-compatible` comes inside its binary. "
         "Where a model is served, or `--context-tokens` given, its `limit` is set as well: without, it never compacts. Without "
-        "`--title` it asks the model for one, which is a conversation of its own. It asks again after a stream that broke; what "
-        "it had read stays in its history, calls as aborted: from the next request on, a fork (`assistant_rewritten`).",
+        "`--title` it asks the model for one, which is a conversation of its own. It asks again after a stream that broke. What "
+        "it had read of that answer stays in its history, with tool calls marked as aborted: the request after it is a fork "
+        "(`assistant_rewritten`).",
     ),
     "mini-swe-agent": Agent(
         "mini-swe-agent", "OpenAI chat", "pip install mini-swe-agent mcp", _BY_TESTS.format("2.4.6"), _mini_swe_agent
