@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from steno import AsyncClient, Client, LeaseRequest, Limits, SamplingPolicy, StenoError
-from steno.contracts.errors import BadRequest, Gone, NotFound
+from steno.contracts.errors import BadRequest, ConfigError, Gone, NotFound
 from steno.contracts.leases import Lease
 from steno.contracts.policy import Update
 from steno_adapters.function_agents import AgentFunction, FunctionAgents
@@ -98,9 +98,12 @@ class Collector:
             key: an admin key: pushing weights asks for one. in_flight, timeout_s, temperature, limits: of function agents; with
                 settings, theirs count (`in_flight`, `timeout_s`, `sampling`, `max_turns`, `max_tokens`).
             temperature: forced on every request, as is top_p 1. None: the agents' own.
-            train_models: calls that are trained, by the model name that the agent asked for, as globs; none: all of the policy's.
+            train_models: calls that are trained, by the model name that the agent asked for, with * and ?; none: all of the
+                policy's.
             lease_ttl_s: so long after this process has died, what it held is served again.
         """
+        if isinstance(train_models, str):
+            raise ConfigError(f"train_models: got {train_models!r}, must be a list of names", field="train_models")
         self.run, self.policy, self._train_models = run, policy, tuple(train_models)
         self._proxy, self._key = proxy, key
         self._client = Client(proxy, key, retries=CLIENT_RETRIES)
@@ -122,6 +125,10 @@ class Collector:
             resumable=False,
         )  # fmt: skip
         self._timeout_s = timeout_s
+        if isinstance(agent, RolloutSettings) and agent.verifiers is not None:
+            raise ConfigError(
+                "verifiers: can't be given here: run `steno rollout --verifiers` beside it", field="verifiers"
+            )
         self._prepared = Prepared.of(agent, run) if isinstance(agent, RolloutSettings) else None
         function = agent if callable(agent) else None
         self._executor = FunctionAgents(function, in_flight) if function is not None else None

@@ -32,6 +32,8 @@ from steno_rollouts.trials.ray.cluster import RayCluster
 from steno_rollouts.trials.ray.player import RayPlayer
 from steno_rollouts.trials.reward import RewardFunction
 from steno_rollouts.trials.runner import TrialRunner
+from steno_rollouts.trials.verifiers.executor import VerifiersExecutor
+from steno_rollouts.trials.verifiers.plan import VerifiersPlan, verifiers_plan
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +89,7 @@ class Prepared:
     engine: ContainerEngine | None = None
     sandboxes: Mapping[str, Sandbox] = field(default_factory=dict)
     harbor: HarborPlan | None = None
+    verifiers: VerifiersPlan | None = None
     ray: RayCluster | None = None
 
     @classmethod
@@ -98,6 +101,10 @@ class Prepared:
             plan, tasks, warnings = harbor_plan(settings, settings.harbor, selection)
             said = [NO_KEYS] if settings.key is None else []
             return cls(settings, run_id, tasks, None, warnings=(*said, *warnings), harbor=plan, ray=ray)
+        if settings.verifiers is not None:
+            brought, tasks, warnings = verifiers_plan(settings, settings.verifiers, selection)
+            said = [NO_KEYS] if settings.key is None else []
+            return cls(settings, run_id, tasks, None, warnings=(*said, *warnings), verifiers=brought)
         assert settings.tasks is not None
         tasks = load_tasks(settings.tasks, hide=settings.hide, split=settings.split, selection=selection)
         if needs_command or settings.command:
@@ -138,6 +145,8 @@ class Prepared:
         if self.harbor is not None:
             begin_step = None if client is None else client.begin_task_step
             return HarborExecutor(self.harbor, settings, begin_step, run_id=self.run_id)
+        if self.verifiers is not None:
+            return VerifiersExecutor(self.verifiers, settings, run_id=self.run_id)
         if self.engine is None:
             return LocalExecutor(settings.grace_s, self.confinement)
         return ContainerExecutor(self.engine, self.run_id, self.sandboxes, settings.forwarder_image, settings.grace_s)

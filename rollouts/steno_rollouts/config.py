@@ -24,6 +24,8 @@ _OF_HARBOR = frozenset(
     "harbor_python harbor_registry agent agent_model agent_options agent_in_image environment environment_options verifier "
     "artifacts reward_key allow_only_proxy resume_steps".split()
 )
+_OF_BOTH = frozenset(("agent_model", "reward_key"))
+"""Of Harbor's, what verifiers has as well."""
 _OF_RAY = frozenset("ray_address ray_runner ray_cpus ray_resources ray_runtime_env ray_return_kb".split())
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray names by options of their own."""
@@ -199,13 +201,25 @@ class RolloutSettings(Settings):
         description="path in the agent's sandbox that is copied into the verifier's fresh one, beside the task's own artifacts",
     )
     reward_key: str = Field(
-        "reward", min_length=1, description="which of a verifier's rewards is the trial's; others are metrics"
+        "reward",
+        min_length=1,
+        description="which of a verifier's rewards is the trial's; others are metrics; with verifiers: name of the agent whose "
+        "reward is the trial's",
     )
     allow_only_proxy: bool = Field(
         False, description="let agents in Harbor's sandboxes reach the proxy's host and nothing else"
     )
     resume_steps: bool = Field(
         False, description="in tasks of several steps, an agent goes on in the conversation it had"
+    )
+
+    # -- with verifiers
+    verifiers: str | None = Field(
+        None, min_length=1, description="run tasks of verifiers, by the id of a taskset that is installed here"
+    )
+    verifiers_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description='the rest of its environment\'s configuration: {"agent": {"runtime": {"type": "docker"}}}',
     )
 
     # -- what it is worth
@@ -278,7 +292,7 @@ class RolloutSettings(Settings):
                     f"{name}: is for containers, and {field} is 'local' ({self.flag(field)} docker or podman)"
                 )
         self._check_ray()
-        self._check_harbor()
+        self._check_source()
         if self.runner != "local" and ":" in str(self.work_dir):
             raise ValueError(f"work_dir: got {str(self.work_dir)!r}: a path with a colon can't be mounted")
         if self.is_run_key and self.run is None:
@@ -298,18 +312,36 @@ class RolloutSettings(Settings):
             if not 0 < amount < float("inf") or (amount > 1 and amount != int(amount)):
                 raise ValueError(f"ray_resources: {name}: got {amount:g}, must be a whole number, or between 0 and 1")
 
-    def _check_harbor(self) -> None:
+    def _check_source(self) -> None:
+        """Where tasks come from, and what is for tasks from there alone."""
+        if self.harbor is None and self.verifiers is None and self.tasks is None:
+            raise ValueError(
+                "tasks: missing: give a folder or a file (--tasks), or tasks of Harbor's (--harbor) or verifiers' (--verifiers)"
+            )
         if self.harbor is None:
-            if self.tasks is None:
-                raise ValueError("tasks: missing: give a folder or a file (--tasks), or tasks of Harbor's (--harbor)")
-            given = sorted(_OF_HARBOR & self.model_fields_set)
+            given = sorted((_OF_HARBOR - (_OF_BOTH if self.verifiers else frozenset())) & self.model_fields_set)
             if given:
                 raise ValueError(f"{given[0]}: is for Harbor's tasks (--harbor)")
+        if self.verifiers is None and "verifiers_options" in self.model_fields_set:
+            raise ValueError("verifiers_options: is for verifiers' tasks (--verifiers)")
+        if (engine := "harbor" if self.harbor else "verifiers" if self.verifiers else None) is None:
             return
         without = {"tasks": self.tasks, "split": self.split, "command": self.command, "reward": self.reward}
+        if self.harbor:
+            without["verifiers"] = self.verifiers
         for name, value in without.items():
             if value:
-                raise ValueError(f"{name}: can't be given with harbor, which brings its own")
+                raise ValueError(f"{name}: can't be given with {engine}, which brings its own")
+        if self.verifiers:
+            if self.executor != "local":
+                raise ValueError(
+                    f"executor: got {self.executor!r}: with verifiers, what an agent runs in is chosen by "
+                    "--verifiers-options (agent.runtime.type)"
+                )
+            return
+        self._check_harbor()
+
+    def _check_harbor(self) -> None:
         if self.runner != "local":
             field = "ray_runner" if self.executor == "ray" else "executor"
             raise ValueError(f"{field}: got {self.runner!r}: with harbor, sandboxes are chosen by --environment")

@@ -128,7 +128,7 @@ async def check_reach(url: str) -> None:
 
 async def check_command(prepared: Prepared) -> None:
     """Look for the command where a trial of the first task would: with its environment, in its folder, confined as it is, or in
-    its container. With Harbor: set up a sandbox of the first task, with its agent.
+    its container. With Harbor: set up a sandbox of the first task, with its agent. With verifiers: look at the folder alone.
 
     Raises: ConfigError: it is not there, or may not be run; as `check_work_dir`. Unreachable: a container can't reach the proxy.
     """
@@ -138,6 +138,8 @@ async def check_command(prepared: Prepared) -> None:
         harbor = HarborExecutor(prepared.harbor, settings, run_id=prepared.run_id)
         await harbor.check(task, await public_url(settings.proxy))
         return
+    if prepared.verifiers is not None:
+        return  # nothing of it is a command; its sandboxes begin with the first trial, which runs alone
     name = f"steno-preflight-{os.getpid()}"
     folder = settings.work_dir / name
     session = Session(trial_id=name, created_at=0.0, updated_at=0.0)

@@ -55,6 +55,8 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
     if prepared.harbor is not None:
         version = prepared.harbor.python.version
         out.print(f"trials run in sandboxes of Harbor {version} ({settings.environment})", style="dim", markup=False)
+    if prepared.verifiers is not None:
+        out.print(f"trials are episodes of verifiers {prepared.verifiers.version}", style="dim", markup=False)
 
     def say(text: str) -> None:
         out.print(text, markup=False, soft_wrap=True)

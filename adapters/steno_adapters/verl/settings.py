@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
 
 from steno.config.settings import SettingsConfigDict
 from steno.contracts.errors import ConfigError
@@ -51,7 +51,7 @@ class VerlSettings(RolloutSettings):
         "all",
         description="rows of a trial that forked: all of its branches, or the one with the most sampled tokens, the rest counted",
     )
-    train_models: list[str] = Field(
+    train_models: list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]] = Field(
         default_factory=list,
         description="calls that are trained, by the model name that the agent asked for, with * and ?; unset: all",
     )
@@ -95,6 +95,8 @@ class VerlSettings(RolloutSettings):
                 raise ValueError(f"{name}: can't be given here: {instead} decides it")
         if self.eval_tasks is not None and self.harbor is not None:
             raise ValueError("eval_tasks: can't be given with harbor: give one data set that has all of them")
+        if self.verifiers is not None:
+            raise ValueError("verifiers: can't be given here: with verl, trials are commands or Harbor's")
         if self.key is not None and not self.proxy:
             raise ValueError("key: is of a proxy that runs already: give its URL as proxy")
         return self

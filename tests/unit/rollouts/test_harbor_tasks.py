@@ -155,6 +155,13 @@ def test_a_task_that_is_not_one_is_named(tmp_path: Path, toml: str, message: str
         ({"harbor": "x"}, "agent: missing"),
         ({"harbor": "x", "agent": "codex", "tasks": "."}, "tasks: can't be given with harbor"),
         ({"harbor": "x", "agent": "codex", "reward": "a.py:b"}, "reward: can't be given with harbor"),
+        ({"harbor": "x", "agent": "codex", "verifiers": "y"}, "verifiers: can't be given with harbor"),
+        ({"verifiers": "y", "agent": "codex"}, "agent: is for Harbor's tasks"),
+        ({"verifiers": "y", "tasks": "."}, "tasks: can't be given with verifiers"),
+        ({"verifiers": "y", "command": ["a"]}, "command: can't be given with verifiers"),
+        ({"verifiers": "y", "executor": "docker"}, "executor: got 'docker': with verifiers"),
+        ({"tasks": ".", "verifiers_options": {"a": 1}}, "verifiers_options: is for verifiers' tasks"),
+        ({"tasks": ".", "reward_key": "a"}, "reward_key: is for Harbor's tasks"),
         ({"harbor": "x", "agent": "codex", "executor": "podman"}, "executor: got 'podman': with harbor"),
     ],
 )
