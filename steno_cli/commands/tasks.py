@@ -6,10 +6,10 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import typer
-from pydantic import Field
+from pydantic import Field, model_validator
 from rich.markup import escape
 from rich.table import Table
 
@@ -35,6 +35,13 @@ class CheckSettings(RolloutSettings):
         default_factory=list,
         description="command that solves a task, told all of its fields; without one, each task's solution/solve.sh",
     )
+
+    @model_validator(mode="after")
+    def _are_tasks_of_commands(self) -> Self:
+        for name in ("harbor", "verifiers"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: can't be given here: tasks are checked that --tasks names")
+        return self
 
 
 HIDDEN = frozenset(RolloutSettings.model_fields) - frozenset(

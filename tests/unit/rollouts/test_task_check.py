@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.errors import ConfigError
+from steno_cli.commands.tasks import CheckSettings
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.task_check import TaskCheck
@@ -31,3 +32,9 @@ async def test_docker_that_will_not_do_is_said_as_in_rollouts(tmp_path: Path, mo
     prepared = Prepared.of(settings, "tasks-check", needs_command=False)
     with pytest.raises(ConfigError, match="executor: Docker runs with rootless"):
         await TaskCheck(prepared, ["true"]).run(["oracle", "nobody"], lambda checked: None)
+
+
+@pytest.mark.parametrize("given", [{"harbor": "x", "agent": "codex"}, {"verifiers": "x"}])
+def test_tasks_of_others_are_not_checked(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="can't be given here: tasks are checked that --tasks names"):
+        CheckSettings.load(given, None)
