@@ -110,6 +110,7 @@ class Rollouts:
             if self.options.resumable:
                 for _, asked in self._unanswered:
                     asked.cancel()
+                self._unanswered.clear()
             else:
                 await asyncio.shield(self._give_up(results))
         if self._first.stopped is not None:
@@ -308,6 +309,7 @@ class Rollouts:
                 raise
             raise Conflict(f"{error.message}: its task or its settings have changed; give another --run") from None
         except asyncio.CancelledError:
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if nobody waits
             self._unanswered.append((plan, asked))  # the proxy may have registered it by now
             raise
 
@@ -339,10 +341,15 @@ class Rollouts:
 
     async def _give_up(self, results: list[TrialResult]) -> None:
         await self._give_up_failed(self._first.reached(), results)
+        await self._abandon_waiting(results)
         for plan, asked in self._unanswered:
-            with contextlib.suppress(StenoError):
-                await self._open(await asked, plan, results)
+            await asyncio.wait({asked})
+            if not asked.cancelled() and asked.exception() is None:
+                await self._open(asked.result(), plan, results)
         self._unanswered.clear()
+        await self._abandon_waiting(results)
+
+    async def _abandon_waiting(self, results: list[TrialResult]) -> None:
         for trial_id, assignment in list(self._waiting.items()):
             del self._waiting[trial_id]
             self._ended(await self._runner.abandon(assignment, EndReason.CANCELLED), results)
