@@ -26,7 +26,8 @@ from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import NotFinite, PushFailed
 from steno_trainer.run import ending
 from steno_trainer.run import loop as loop_module
-from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, MOST_UNNAMED, Loop, SampleLimits
+from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED, Loop, SampleLimits
+from steno_trainer.run.named_calls import MOST_STEPS
 from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import says_something
@@ -53,6 +54,7 @@ class World(FakeProxy):
     last: int | None = None  # groups that there are in all
     numbers: Any = field(default_factory=itertools.count)
     rewards: dict[str, float] = field(default_factory=dict)  # of a group's second trial, where it is not 1
+    names: dict[str, str] = field(default_factory=dict)  # that a group's calls ask for, where it is not `policy`
 
     @property
     def in_hand(self) -> int:
@@ -78,7 +80,7 @@ class World(FakeProxy):
         ]
         for trial in trials:
             recording = Recording()
-            recording.turn(None, prompt=2, sampled=3, version=self.served, model="policy")
+            recording.turn(None, prompt=2, sampled=3, version=self.served, model=self.names.get(group_id, "policy"))
             self.samples_of[trial.trial_id] = recording.samples(trial)
         return Lease(
             lease_id=group_id, group=Group(group_id=group_id, size=2, created_at=0.0), trials=trials,
@@ -307,13 +309,28 @@ async def test_names_that_no_call_asked_for_end_the_run_before_its_groups_are_us
     world = World(bound=3)
     crew = Crew(world, push_s=0.0)
     async with looped(world, crew, train_models=["main", "sub-*"]) as loop:
-        with pytest.raises(ConfigError, match=f"asked for 'policy', and so did {MOST_UNNAMED} steps in a row"):
+        with pytest.raises(ConfigError, match=r"got main, sub-\*; all calls so far asked for 'policy'"):
             await asyncio.wait_for(loop.run(), ALL_S)
     assert (loop.state.step, crew.trained, crew.durable, world.acknowledged) == (0, [], set(), [])
-    assert (
-        caplog.text.count("train_models: got main, sub-*; the calls of this step asked for 'policy'")
-        == MOST_UNNAMED - 1
-    )
+    assert caplog.text.count("train_models: got main, sub-*; its calls asked for 'policy'") == MOST_STEPS - 1
+
+
+async def test_rollouts_that_are_over_before_that_are_not_used_up_either() -> None:
+    world = World(bound=3, last=GROUPS_PER_STEP)
+    crew = Crew(world, push_s=0.0)
+    async with looped(world, crew, train_models=["main"]) as loop:
+        with pytest.raises(ConfigError, match="train_models: got main; all calls so far asked for 'policy'"):
+            await asyncio.wait_for(loop.run(), ALL_S)
+    assert (crew.durable, world.acknowledged) == (set(), [])
+
+
+async def test_a_run_whose_names_were_asked_for_goes_on_where_they_are_not() -> None:
+    world = World(bound=2, names={f"g{n}": "other" for n in range(GROUPS_PER_STEP, 6 * GROUPS_PER_STEP)})
+    crew = Crew(world, push_s=0.0)
+    async with looped(world, crew, train_models=["policy"], total_steps=2) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    assert loop.state.step == 2
+    assert loop.state.ledger.total().untrained["other_model"] >= 6 * GROUPS_PER_STEP * (MOST_STEPS + 1)
 
 
 async def test_steps_whose_rewards_are_equal_say_nothing_of_names(caplog: pytest.LogCaptureFixture) -> None:

@@ -256,6 +256,11 @@ def test_names_that_no_call_of_the_file_asked_for_are_refused_before_the_model_i
         check_beforehand(RunSettings(model="m", records=path, train_models=names))
     with pytest.raises(ConfigError, match=r"got mian; the calls in .*r\.jsonl asked for 'main\[think\]'"):
         check_beforehand(RunSettings(model="m", records=path, train_models=["mian"]))
+    del rows[-1]["completions"][0]["model"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match=f"row {len(rows)}: train_models: these samples do not say"):
+        check_beforehand(RunSettings(model="m", records=path, train_models=["main*"]))
+    check_beforehand(RunSettings(model="m", records=path))
     with pytest.raises(ConfigError, match="train_models"):
         RunSettings.load({"model": "m", "train_models": [" "]}, None)
 

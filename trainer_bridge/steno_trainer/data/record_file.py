@@ -93,21 +93,27 @@ class RecordFile:
             raise ConfigError(f"records: {path} has no sample of a group, so nothing to compare", field="records")
         return found
 
-    def check(self, models: Sequence[str] = ()) -> None:
+    def check(self, models: Sequence[str] = (), policy: str = "default") -> None:
         """Read each sample that can be trained once, in the file's order, and keep none.
 
-        Args: models: calls that are trained, as `SampledRange.asked_for` takes them.
-        Raises: ConfigError: as `samples`; no call is one of these.
+        Args: models: calls that are trained, as `SampledRange.asked_for` takes them. policy: the one in training.
+        Raises: ConfigError: as `samples`; no call is one of these, or a row does not say what it asked for.
         """
         asked, named = set[str](), False
         rewards: dict[str, tuple[float | None, int]] = {}
         rows = [row for group in self.groups.values() for row in zip(group.rows, group.places, strict=True)]
         log.info("%s: reading %d samples of %d groups to check them", self.path, len(rows), len(self.groups))
         for number, place in sorted(rows):
-            for part in self._checked(number, place, rewards).completions:
-                named = named or part.asked_for(models)
+            sample = self._checked(number, place, rewards)
+            for part in sample.completions if models else ():
+                if part.policy != policy or part.superseded:
+                    continue
+                try:
+                    named |= part.asked_for(models)
+                except ConfigError as error:
+                    raise _wrong(self.path, number, error.message) from None
                 asked.add(part.model or "")
-        if not named:
+        if models and not named:
             raise ConfigError(
                 f"train_models: got {', '.join(models)}; the calls in {self.path} asked for {shown_names(asked)}",
                 field="train_models",

@@ -21,13 +21,12 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from steno.contracts.errors import ConfigError, StenoError, Superseded
+from steno.contracts.errors import StenoError, Superseded
 from steno.contracts.leases import RunView
 from steno_rollouts.evaluation import Evaluator
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.record_feed import RecordFeed
-from steno_trainer.data.record_file import shown_names
 from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.distributed.collective_calls import CollectiveCalls
 from steno_trainer.errors import NotFinite, PushFailed
@@ -35,6 +34,7 @@ from steno_trainer.reporting.console import ConsoleView
 from steno_trainer.reporting.step_posts import Annotations, StepPosts, annotations_of
 from steno_trainer.reporting.trackers import Trackers
 from steno_trainer.run.ending import Ending
+from steno_trainer.run.named_calls import NamedCalls
 from steno_trainer.run.step_numbers import append_line, metrics_line, shown_step
 from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 LEFT_OUT = "left-out-groups.jsonl"
 """In the folder of checkpoints: a line for each group that can't be trained, with the reason."""
 MOST_SKIPPED = 3
-MOST_UNNAMED = 3
 OVER_S = 5.0
 """Between two questions whether rollouts are over, while groups are waited for."""
 LOOK_S = 0.05
@@ -91,7 +90,11 @@ class Loop:
         self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
         self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
         self._skipped = 0  # steps in a row that changed no weight
-        self._unnamed = 0  # steps in a row without a call that `train_models` names
+        self._named_calls = NamedCalls(
+            settings.train_models,
+            found=settings.records is not None or state.ledger.total().trained > 0,
+            to_the_end=settings.is_offline,
+        )
         self._ending = Ending()
 
     def stop(self) -> None:
@@ -106,7 +109,7 @@ class Loop:
     async def run(self) -> None:
         """Until `total_steps`, until rollouts are over and all is trained, or `stop`.
 
-        Raises: PushFailed: no worker takes the first weights; StenoError: the proxy
+        Raises: PushFailed: no worker takes the first weights; ConfigError: as `NamedCalls`; StenoError: the proxy
         refuses."""
         await self._publish_first()
         # Not before: groups that a checkpoint holds are acknowledged at sight, and what is started in their place is to be
@@ -129,6 +132,7 @@ class Loop:
             waited_s = time.monotonic() - started
             await self._step(groups, waited_s)
         self._check()
+        self._named_calls.check()
         if self._unsaved:
             await self._save()
         await self._pushed_or_named()
@@ -202,7 +206,7 @@ class Loop:
             count_silent=count_silent,
             report_by=settings.report_by,
         )
-        self._check_models(ready.other_models)
+        self._named_calls.look(ready.other_models)
         report: StepReport | None = None
         if ready.batch.rows:
             self._view.phase(f"training on {ready.trained_tokens:,} tokens")
@@ -230,20 +234,6 @@ class Loop:
         await self._log(values | await self._queue(), ready.books, stepped=updated, groups=used, seen=seen)
         if report is not None:
             await self._count_skipped(updated)
-
-    def _check_models(self, others: Sequence[str]) -> None:
-        """Raises: ConfigError: so many steps in a row had no call that `train_models` names. No checkpoint has their groups, so
-        another start trains them.
-
-        Args: others: what this step's calls asked for, if none is trained.
-        """
-        self._unnamed = self._unnamed + 1 if others else 0
-        if not others:
-            return
-        said = f"got {', '.join(self._settings.train_models)}; the calls of this step asked for {shown_names(others)}"
-        if self._unnamed >= MOST_UNNAMED:
-            raise ConfigError(f"train_models: {said}, and so did {MOST_UNNAMED} steps in a row", field="train_models")
-        logger.warning("nothing of this step is trained: train_models: %s", said)
 
     async def _name(self, left_out: Mapping[str, tuple[Reason, str]]) -> None:
         """Groups that are left out for good: in the log, and in a file, since nobody trains them again."""

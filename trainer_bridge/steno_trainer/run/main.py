@@ -119,7 +119,7 @@ def check_beforehand(settings: RunSettings) -> None:
         _prepared_evaluation(settings, settings.eval_config)
     if settings.records is not None:
         with contextlib.closing(RecordFile.open(settings.records)) as records:
-            records.check(settings.train_models)
+            records.check(settings.train_models, settings.policy)
     if settings.push == "adapter" and not Path(settings.model).is_dir():
         raise ConfigError(f"model: got {settings.model}; with push: adapter it must be a folder", field="model")
 

@@ -1,0 +1,51 @@
+"""Whether the calls that are trained are there at all: names in `train_models` that no call asks for would use up all groups."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from steno.contracts.errors import ConfigError
+from steno_trainer.data.record_file import shown_names
+
+log = logging.getLogger(__name__)
+
+MOST_STEPS = 3
+"""Without a call by such a name, from the beginning of a run on."""
+
+
+class NamedCalls:
+    """Args: models: `train_models`. found: a call by one of them is known. to_the_end: all groups are looked at before it is said
+    that there is none: they are there already, and in no order."""
+
+    def __init__(self, models: Sequence[str], *, found: bool, to_the_end: bool) -> None:
+        self._models = models
+        self._found = found
+        self._to_the_end = to_the_end
+        self._steps = 0
+        self._others: set[str] = set()
+
+    def look(self, others: Sequence[str]) -> None:
+        """At a step, before its groups count as used. Args: others: what its calls asked for, if none of them is trained.
+
+        Raises: ConfigError: as `check`, after so many steps.
+        """
+        if not others:
+            self._found = True
+            return
+        self._steps += 1
+        self._others.update(others)
+        if self._steps >= MOST_STEPS and not self._to_the_end:
+            self.check()
+        log.warning(
+            "nothing of this step is trained: train_models: got %s; its calls asked for %s",
+            ", ".join(self._models), shown_names(others),
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raises: ConfigError: no call was by one of these names so far."""
+        if self._steps and not self._found:
+            raise ConfigError(
+                f"train_models: got {', '.join(self._models)}; all calls so far asked for {shown_names(self._others)}",
+                field="train_models",
+            )
