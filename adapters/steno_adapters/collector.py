@@ -101,7 +101,13 @@ class Collector:
             train_models: calls that are trained, by the model name that the agent asked for, with * and ?; none: all of the
                 policy's.
             lease_ttl_s: so long after this process has died, what it held is served again.
+
+        Raises: ConfigError: names what can't be.
         """
+        if isinstance(agent, RolloutSettings) and agent.verifiers is not None:
+            raise ConfigError(
+                "verifiers: can't be given here: run `steno rollout --verifiers` beside it", field="verifiers"
+            )
         if isinstance(train_models, str):
             raise ConfigError(f"train_models: got {train_models!r}, must be a list of names", field="train_models")
         self.run, self.policy, self._train_models = run, policy, tuple(train_models)
@@ -125,10 +131,6 @@ class Collector:
             resumable=False,
         )  # fmt: skip
         self._timeout_s = timeout_s
-        if isinstance(agent, RolloutSettings) and agent.verifiers is not None:
-            raise ConfigError(
-                "verifiers: can't be given here: run `steno rollout --verifiers` beside it", field="verifiers"
-            )
         self._prepared = Prepared.of(agent, run) if isinstance(agent, RolloutSettings) else None
         function = agent if callable(agent) else None
         self._executor = FunctionAgents(function, in_flight) if function is not None else None

@@ -60,7 +60,8 @@ def trainable_rows(
     `other_policy`, `other_model`, `constrained` (not drawn by plain temperature sampling), `missing_logprob`, `ungrouped`,
     `unscored`, `malformed`. What samples share counts once.
 
-    Args: policy: the one in training. models: calls that are trained, as `SampledRange.asked_for` takes them.
+    Args: policy: the one in training. models: calls that are trained, as `SampledRange.asked_for` takes them, which raises as it
+        says.
     """
     rows, untrained = [], Counter[str]()
     for sample in samples:

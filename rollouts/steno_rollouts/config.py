@@ -26,6 +26,7 @@ _OF_HARBOR = frozenset(
 )
 _OF_BOTH = frozenset(("agent_model", "reward_key"))
 """Of Harbor's, what verifiers has as well."""
+_NOT_OF_VERIFIERS = frozenset("confine private grace_s reward_timeout_s forwarder_image".split())
 _OF_RAY = frozenset("ray_address ray_runner ray_cpus ray_resources ray_runtime_env ray_return_kb".split())
 _RAYS_OWN = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray names by options of their own."""
@@ -203,8 +204,8 @@ class RolloutSettings(Settings):
     reward_key: str = Field(
         "reward",
         min_length=1,
-        description="which of a verifier's rewards is the trial's; others are metrics; with verifiers: name of the agent whose "
-        "reward is the trial's",
+        description="Harbor: which reward of the task's verifier is the trial's; with the library verifiers: whose reward; "
+        "others are metrics",
     )
     allow_only_proxy: bool = Field(
         False, description="let agents in Harbor's sandboxes reach the proxy's host and nothing else"
@@ -333,6 +334,11 @@ class RolloutSettings(Settings):
             if value:
                 raise ValueError(f"{name}: can't be given with {engine}, which brings its own")
         if self.verifiers:
+            for name in sorted(_NOT_OF_VERIFIERS & self.model_fields_set):
+                if (name, getattr(self, name)) != ("confine", "off"):
+                    raise ValueError(
+                        f"{name}: can't be given with verifiers: what its agents run in is chosen by --verifiers-options"
+                    )
             if self.executor != "local":
                 raise ValueError(
                     f"executor: got {self.executor!r}: with verifiers, what an agent runs in is chosen by "

@@ -161,6 +161,7 @@ def test_a_task_that_is_not_one_is_named(tmp_path: Path, toml: str, message: str
         ({"verifiers": "y", "command": ["a"]}, "command: can't be given with verifiers"),
         ({"verifiers": "y", "executor": "docker"}, "executor: got 'docker': with verifiers"),
         ({"tasks": ".", "verifiers_options": {"a": 1}}, "verifiers_options: is for verifiers' tasks"),
+        ({"verifiers": "y", "confine": "require"}, "confine: can't be given with verifiers"),
         ({"tasks": ".", "reward_key": "a"}, "reward_key: is for Harbor's tasks"),
         ({"harbor": "x", "agent": "codex", "executor": "podman"}, "executor: got 'podman': with harbor"),
     ],

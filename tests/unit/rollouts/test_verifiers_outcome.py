@@ -10,7 +10,7 @@ import pytest
 from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.trials.executor import Exit
 from steno_rollouts.trials.reward import RewardError
-from steno_rollouts.trials.verifiers.outcome import exit_of, worth
+from steno_rollouts.trials.verifiers.outcome import exit_of, problem_of, worth
 
 NAN = float("nan")
 
@@ -86,18 +86,32 @@ def test_an_environment_without_rewards_gives_none() -> None:
     assert (found.reason, found.reward) == (EndReason.NO_REWARD, None)
 
 
+def test_of_two_agents_with_rewards_one_that_failed_makes_no_difference() -> None:
+    with pytest.raises(RewardError, match="a, b have rewards"):
+        worth(episode(trace("a", r=(1.0, 1.0)), trace("b", ok=False, r=(0.0, 1.0))), "reward")
+    found = worth(episode(trace("a", r=(1.0, 1.0)), trace("b", ok=False)), "reward")
+    assert (found.reward, found.metrics["a/r"]) == (1.0, 1.0)
+    assert worth(episode(trace(ok=False, r=(1.0, 1.0))), "reward").reason is EndReason.NO_REWARD
+
+
 def test_an_episode_without_a_call_did_not_start_whatever_verifiers_says() -> None:
-    done = episode(trace())
-    assert exit_of(done, done.traces, complete=True) == Exit(0)
-    assert exit_of(done, [trace(calls=0)], complete=True).code is None
-    silent = episode(trace(calls=0, stopped="setup_timeout"))
-    assert exit_of(silent, silent.traces, complete=True) == Exit(None, error="stopped: setup_timeout")
-    failed = episode(trace(ok=False, calls=0), ok=False)
-    assert exit_of(failed, failed.traces, complete=False) == Exit(None, error="SandboxError: the sandbox is gone")
+    assert exit_of([trace()], True, "") == Exit(0)
+    assert exit_of([trace(calls=0)], True, "stopped: setup_timeout") == Exit(None, error="stopped: setup_timeout")
+    assert exit_of([], False, "x") == Exit(None, error="x")
+    assert exit_of([trace(calls=20)], False, "x") == Exit(1, error="x")
 
 
-def test_a_run_that_was_cut_off_counts_though_the_episode_does_not_have_it() -> None:
-    cut = episode(ok=False, errors=(error("run() exceeded its deadline"),))
-    assert exit_of(cut, [trace(calls=20)], complete=False) == Exit(1, error="SandboxError: run() exceeded its deadline")
-    assert exit_of(cut, [], complete=False).code is None
-    assert exit_of(episode(ok=False), [trace()], complete=False).error == "the episode failed"
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (episode(trace(ok=False), ok=False), "SandboxError: the sandbox is gone"),
+        (
+            episode(ok=False, errors=(error("run() exceeded its deadline"),)),
+            "SandboxError: run() exceeded its deadline",
+        ),
+        (episode(trace(stopped="setup_timeout")), "stopped: setup_timeout"),
+        (episode(ok=False), "the episode failed"),
+    ],
+)
+def test_the_first_error_says_why_an_episode_failed(ended: Any, said: str) -> None:
+    assert problem_of(ended) == said

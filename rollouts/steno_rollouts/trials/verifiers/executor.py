@@ -22,7 +22,7 @@ from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.reward import RewardError
-from steno_rollouts.trials.verifiers.outcome import exit_of, worth
+from steno_rollouts.trials.verifiers.outcome import exit_of, problem_of, worth
 from steno_rollouts.trials.verifiers.plan import VerifiersPlan
 from steno_rollouts.trials.verifiers.serving import Environments
 
@@ -73,13 +73,17 @@ class VerifiersExecutor(Executor):
             if limit.expired():
                 return Exit(None, timed_out=True)
             return Exit(None, error=f"TimeoutError: {error}")
-        except (Exception, SystemExit) as error:  # of an environment that can't serve; what an episode raises is in it
-            return Exit(None, error=f"{type(error).__name__}: {error}")
-        ended = exit_of(played.episode, played.traces, played.complete)
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # what an episode raises is in it: of an environment that can't serve, or of hooks
+            ended = exit_of(played.traces, False, f"{type(error).__name__}: {error}")
+        else:
+            ended = exit_of(played.traces, played.complete, problem_of(played.episode))
         if ended.code == 0:
             self._complete[job.trial_id] = played.episode
         try:
-            await asyncio.to_thread(_keep, job, played.episode)
+            await asyncio.to_thread(_keep, job, played.episode, ended.error)
         except Exception as error:  # a task's notes that are no JSON, a full disk: the trial has ended all the same
             log.warning(
                 "trial %s: verifiers' record of it was not kept: %s: %s", job.trial_id, type(error).__name__, error
@@ -127,9 +131,14 @@ def _variable(trial_id: str, key: str | None) -> Iterator[str]:
         os.environ.pop(name, None)
 
 
-def _keep(job: TrialJob, episode: Any) -> None:
-    if not episode.ok:
+def _keep(job: TrialJob, episode: Any, problem: str) -> None:
+    """Args: episode: None: there was no end of it. problem: the last line of what the trial is said to have printed."""
+    errors = (
+        [] if episode is None else [*(error for trace in episode.traces for error in trace.errors), *episode.errors]
+    )
+    if problem:
         with job.stderr.open("a", encoding="utf-8", errors="backslashreplace") as stderr:
-            for error in [*(error for trace in episode.traces for error in trace.errors), *episode.errors]:
-                stderr.write(f"{error.traceback or ''}\n{error.type}: {' '.join(error.message.split())}\n")
-    (job.folder / RECORD).write_text(json.dumps(episode.to_record()), encoding="utf-8")
+            stderr.writelines(f"{error.traceback}\n" for error in errors if error.traceback)
+            stderr.write(f"{problem}\n")
+    if episode is not None:
+        (job.folder / RECORD).write_text(json.dumps(episode.to_record()), encoding="utf-8")

@@ -17,14 +17,15 @@ REWARD = "reward"
 """`reward_key` that means the sum of a trace's rewards, each by its weight, as verifiers has it."""
 
 
-def exit_of(episode: Any, traces: Iterable[Any], complete: bool) -> Exit:
-    """How an episode ended. One without a call to the model did not start.
+def exit_of(traces: Iterable[Any], complete: bool, problem: str) -> Exit:
+    """How a trial ended. One without a call to the model did not start.
 
-    Args: traces: all that were begun: one that was cut off is not among the episode's. complete: verifiers takes its result.
+    Args: traces: all that were begun: one that was cut off is not among its episode's. complete: verifiers takes the episode's
+        result. problem: what is said otherwise.
     """
     if not any(trace.calls for trace in traces):
-        return Exit(None, error=problem_of(episode))
-    return Exit(0) if complete else Exit(FAILED, error=problem_of(episode))
+        return Exit(None, error=problem)
+    return Exit(0) if complete else Exit(FAILED, error=problem)
 
 
 def problem_of(episode: Any) -> str:
@@ -43,20 +44,21 @@ def worth(episode: Any, key: str) -> CommandOutcome:
 
     Raises: RewardError: several agents have rewards; a reward was not computed; none that can be trained.
     """
+    several = len({trace.agent.name for trace in episode.traces}) > 1
     traces = [trace for trace in episode.traces if trace.ok]
-    several = len({trace.agent.name for trace in traces}) > 1
     told: dict[str, list[float]] = {}
     for trace in traces:
         for name, value in _metrics(trace):
             told.setdefault(f"{trace.agent.name}/{name}" if several else name, []).append(value)
     metrics = {name: _mean(values) for name, values in told.items()}
-    scored = [
+    having = [
         trace
-        for trace in traces
+        for trace in episode.traces
         if trace.rewards and (trace.agent.trainable if key == REWARD else trace.agent.name == key)
     ]
-    names = sorted({trace.agent.name for trace in scored})
-    if not names:
+    names = sorted({trace.agent.name for trace in having})
+    scored = [trace for trace in having if trace.ok]
+    if not scored and len(names) < 2:
         return CommandOutcome(EndReason.NO_REWARD, None, metrics, "verifiers gave no reward")
     if len(names) > 1:
         raise RewardError(

@@ -1,7 +1,7 @@
 """What can be checked of rollouts with verifiers before anything runs: its release, the environment, its agents, its tasks.
 
-All that is asked of verifiers is asked here, in `serving.py` and in `executor.py`, by names that it documents. It is imported
-when it is needed: it takes seconds, and 370 MB.
+What is asked of verifiers is asked here, in `serving.py`, `executor.py` and `outcome.py`, by names that its own programs use. It
+is imported when it is needed: it takes seconds, and 370 MB.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def verifiers_plan(
     try:
         source = loaders.load_environment(config).taskset
         _check_bounded(settings, taskset, source.bounded)
-        tasks = selection.chosen(_tasks(source, settings.hide, agents, given))
+        tasks = selection.chosen(_tasks(source, settings.hide, config, agents, given))
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # whatever a taskset raises while it loads
@@ -132,7 +132,6 @@ def _agents(config: Any) -> dict[str, Any]:
 
 def _check_agents(settings: RolloutSettings, agents: Mapping[str, Any]) -> list[str]:
     """Returns: what the operator must be told. Raises: ConfigError."""
-    from verifiers.v1.runtimes import runtime_is_local
     from verifiers.v1.utils.prime import ensure_prime_auth
 
     if settings.reward_key != REWARD and settings.reward_key not in agents:
@@ -152,9 +151,9 @@ def _check_agents(settings: RolloutSettings, agents: Mapping[str, Any]) -> list[
                 f"got {agent.model!r} without a client: the policy would answer by that name; leave it out, or give "
                 "client as well",
             )
-        if not runtime_is_local(agent.runtime):
+        if agent.runtime.type == "prime":
             try:
-                ensure_prime_auth()  # whichever service it is: agents there reach this machine by a tunnel of Prime's
+                ensure_prime_auth()
             except SystemExit as error:
                 raise _wrong(
                     f"{name}.runtime.type", f"got {agent.runtime.type}, which needs a login: {error}"
@@ -191,7 +190,7 @@ def _check_bounded(settings: RolloutSettings, taskset: str, bounded: bool) -> No
 
 
 def _tasks(
-    source: Iterable[Any], hide: Collection[str], agents: Mapping[str, Any], given: dict[str, Any]
+    source: Iterable[Any], hide: Collection[str], config: Any, agents: Mapping[str, Any], given: dict[str, Any]
 ) -> Iterator[Task]:
     """Args: given: gets verifiers' tasks."""
     from verifiers.v1 import TaskData
@@ -213,7 +212,7 @@ def _tasks(
             raise ConfigError("hide: task_id can't be hidden: it names the group", field="hide")
         given[task_id] = each
         shown = {key: value for key, value in fields.items() if key not in hidden}
-        yield Task(task_id, shown, hidden, timeout_s=_timeout_s(each, agents))
+        yield Task(task_id, shown, hidden, timeout_s=_timeout_s(each, config, agents))
 
 
 def _free(name: str, taken: Collection[str]) -> str:
@@ -224,11 +223,12 @@ def _free(name: str, taken: Collection[str]) -> str:
     return found
 
 
-def _timeout_s(task: Any, agents: Mapping[str, Any]) -> float | None:
-    """Beyond what verifiers lets an agent take, which it scores; None: it sets no limit."""
-    limits = [agent.timeout.rollout or task.data.timeout.agent for agent in agents.values()]
-    known = [limit for limit in limits if limit is not None]
-    return sum(known) + AROUND_S if known else None
+def _timeout_s(task: Any, config: Any, agents: Mapping[str, Any]) -> float | None:
+    """Beyond what verifiers lets an episode take, whose end it scores; None: it is not known."""
+    if config.timeout.episode is not None:
+        return float(config.timeout.episode) + AROUND_S
+    [*limits] = (agent.timeout.rollout or task.data.timeout.agent for agent in agents.values())
+    return float(limits[0]) + AROUND_S if len(limits) == 1 and limits[0] is not None and not config.id else None
 
 
 def _wrong(where: str, what: str) -> ConfigError:

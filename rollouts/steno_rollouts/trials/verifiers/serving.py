@@ -75,11 +75,11 @@ class _Serving:
             async with self._environment.serving():
                 self._ready.set_result(None)
                 await self._over.wait()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # verifiers leaves so where a login is missing
             if self._ready.done():
                 log.warning("verifiers: an environment did not stop serving in order: %s", error, exc_info=True)
             else:
-                self._ready.set_exception(error)
+                self._ready.set_exception(OSError(str(error)) if isinstance(error, SystemExit) else error)
         finally:
             if not self._ready.done():  # these rollouts are being ended
                 self._ready.cancel()
