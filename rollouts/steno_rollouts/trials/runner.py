@@ -111,7 +111,11 @@ class TrialRunner:
             posting = asyncio.ensure_future(self._close(assignment, verdict, began, attempts, ended, folder))
             report(await asyncio.shield(posting))
             raise
-        report(await self._close(assignment, verdict, began, attempts, ended, folder))
+        posting = asyncio.ensure_future(self._close(assignment, verdict, began, attempts, ended, folder))
+        try:
+            await asyncio.shield(posting)
+        finally:
+            report(await asyncio.shield(posting))  # also where it is cancelled meanwhile: nobody else ends this trial
         return None
 
     async def give_up(self, failed: FailedTrial) -> TrialResult:

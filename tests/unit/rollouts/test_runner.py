@@ -187,6 +187,29 @@ async def test_a_folder_that_can_not_be_removed_is_kept_and_its_trial_ends_as_ev
     assert f"{folder} can't be removed, and is kept" in caplog.text and "Device or resource busy" in caplog.text
 
 
+async def test_a_trial_that_is_cancelled_while_its_end_is_posted_has_that_end(tmp_path: Path) -> None:
+    """Nobody else ends it: it would stay open, and its group run on for ever."""
+    proxy, posting, answered = Proxy(turns=1), asyncio.Event(), asyncio.Event()
+    complete, results = proxy.client.complete, []
+
+    async def answered_late(trial_id: str, end: Completion) -> Session:
+        posting.set()
+        await answered.wait()
+        return await complete(trial_id, end)
+
+    proxy.client.complete = answered_late  # type: ignore[method-assign]
+    runner = TrialRunner(proxy.client, Says(CommandOutcome(EndReason.COMPLETED, 1.0)), options_of(tmp_path))
+    running = asyncio.create_task(runner.run(proxy.assignment, results.append))
+    await posting.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    answered.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [(result.end_reason, result.reward) for result in results] == [("completed", 1.0)]
+    assert [end.reward for end in proxy.posted] == [1.0]
+
+
 async def test_a_trial_is_given_up_also_where_what_it_left_can_not_be_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
