@@ -17,7 +17,7 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -98,10 +98,26 @@ def load_tasks(
         if (other := seen.setdefault(task.task_id, task)) is not task:
             both = f" ({other.place} and {task.place})" if task.place else ""
             raise ConfigError(f"tasks: {path}: two tasks are named {task.task_id!r}{both}", field="tasks")
+    check_hidden(hide, hidden)
+    return tasks
+
+
+def check_hidden(hide: Iterable[str], hidden: Collection[str]) -> None:
+    """Args: hidden: names of fields that are withheld from some task. Raises: ConfigError: no task has one that is to be."""
     for name in hide:
         if name not in hidden:
             raise ConfigError(f"hide: no task has a field {name!r}", field="hide")
-    return tasks
+
+
+def divided(fields: Mapping[str, Any], hide: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of a task that agents may see, and those that are withheld: named in `hide`, or beginning with `_`.
+
+    Raises: ConfigError: the task's name would be withheld.
+    """
+    hidden = {name: value for name, value in fields.items() if name.startswith("_") or name in hide}
+    if "task_id" in hidden:
+        raise ConfigError("hide: task_id can't be hidden: it names the group", field="hide")
+    return {name: value for name, value in fields.items() if name not in hidden}, hidden
 
 
 def group_id(run_id: str, task_id: str, round_name: str) -> str:
@@ -184,8 +200,5 @@ def _task(
         storable(fields)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}", field="tasks") from None
-    hidden = {name: value for name, value in fields.items() if name.startswith("_") or name in hide}
-    if "task_id" in hidden:
-        raise ConfigError("hide: task_id can't be hidden: it names the group", field="hide")
-    visible = {name: value for name, value in fields.items() if name not in hidden}
+    visible, hidden = divided(fields, hide)
     return Task(fields["task_id"], visible, hidden, folder, timeout_s, place)

@@ -31,9 +31,7 @@ def prepare(folder: Path, task: Task, *, environment: bool = True) -> tuple[Path
 
     A file of the task that is named as a reward file is not copied: it would score every trial that says nothing.
     """
-    remove(folder)
-    work = folder / "work"
-    work.mkdir(parents=True)
+    work = begin(folder)
     if task.folder is not None:
         for source in sorted(task.folder.iterdir()):
             if source.name not in WITHHELD:
@@ -45,6 +43,14 @@ def prepare(folder: Path, task: Task, *, environment: bool = True) -> tuple[Path
     task_file = folder / "task.json"
     task_file.write_text(json.dumps(dict(task.fields), ensure_ascii=False), encoding="utf-8")
     return work, task_file
+
+
+def begin(folder: Path) -> Path:
+    """Make a trial's folder anew. Returns: its working folder, empty."""
+    remove(folder)
+    work = folder / "work"
+    work.mkdir(parents=True)
+    return work
 
 
 def without_rewards(work: Path) -> None:

@@ -85,9 +85,7 @@ class HarborExecutor(Executor):
         self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
     ) -> tuple[Path, dict[str, str]]:
         """The environment is that of Harbor's process; the agent's is in its configuration."""
-        await asyncio.to_thread(workdir.remove, folder)
-        work = folder / "work"
-        work.mkdir(parents=True)
+        work = await asyncio.to_thread(workdir.begin, folder)
         trial_id = trial.session.trial_id
         self._addresses[trial_id] = Addresses(trial.urls, trial.api_key or NO_KEY)
         self._steps.pop(trial_id, None)
@@ -119,10 +117,9 @@ class HarborExecutor(Executor):
         try:
             if self._fleet is not None:
                 await self._fleet.begun()
-            await asyncio.to_thread(workdir.remove, folder)
-            (folder / "work").mkdir(parents=True)
+            work = await asyncio.to_thread(workdir.begin, folder)
             variables = environment(os.environ, self._plan.python.python)
-            job = TrialJob(name, [], variables, folder, folder / "work", None, task, urls["anthropic"])
+            job = TrialJob(name, [], variables, folder, work, None, task, urls["anthropic"])
             asks = None if self._plan.pointing.where == "launcher" else f"{url}/healthz"
             ended = await self._run(job, asks, only_set_up=True)
         except PodsError as error:

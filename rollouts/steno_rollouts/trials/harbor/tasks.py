@@ -10,7 +10,7 @@ from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.json_limits import storable
-from steno_rollouts.tasks.task import CONFIGURATION, INSTRUCTION, Task
+from steno_rollouts.tasks.task import CONFIGURATION, INSTRUCTION, Task, check_hidden, divided
 
 STEPS = "steps"
 VERIFIERS = "_verifiers"
@@ -36,9 +36,7 @@ def harbor_tasks(folders: Iterable[Path], hide: Collection[str] = ()) -> list[Ta
         if task.task_id in seen:
             raise ConfigError(f"harbor: two tasks are named {task.task_id!r}", field="harbor")
         seen.add(task.task_id)
-    for name in hide:
-        if not any(name in task.hidden for task in tasks):
-            raise ConfigError(f"hide: no task has a field {name!r}", field="hide")
+    check_hidden(hide, {name for task in tasks for name in task.hidden})
     return tasks
 
 
@@ -67,10 +65,7 @@ def _task(folder: Path, hide: Collection[str]) -> Task:
         storable(fields)
     except ValueError as error:
         raise ConfigError(f"harbor: {where}: {error}", field="harbor") from None
-    hidden = {name: value for name, value in fields.items() if name.startswith("_") or name in (*hide, *_HIDDEN)}
-    if "task_id" in hidden:
-        raise ConfigError("hide: task_id can't be hidden: it names the group", field="hide")
-    shown = {name: value for name, value in fields.items() if name not in hidden}
+    shown, hidden = divided(fields, (*hide, *_HIDDEN))
     return Task(fields["task_id"], shown, hidden, folder.resolve(), _timeout(config, where))
 
 

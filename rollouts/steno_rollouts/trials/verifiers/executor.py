@@ -58,9 +58,7 @@ class VerifiersExecutor(Executor):
         self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
     ) -> tuple[Path, dict[str, str]]:
         """No command runs: there is no environment for one."""
-        await asyncio.to_thread(workdir.remove, folder)
-        work = folder / "work"
-        work.mkdir(parents=True)
+        work = await asyncio.to_thread(workdir.begin, folder)
         self._keys[trial.session.trial_id] = trial.api_key
         return work, {}
 

@@ -19,7 +19,7 @@ from steno.contracts.errors import ConfigError
 from steno.contracts.json_limits import storable
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.selection import TaskSelection
-from steno_rollouts.tasks.task import Task
+from steno_rollouts.tasks.task import Task, check_hidden, divided
 from steno_rollouts.trials.verifiers.outcome import REWARD
 
 RELEASE = "0.4.0"
@@ -71,9 +71,7 @@ def verifiers_plan(
         raise ConfigError(f"verifiers: {taskset}: {type(error).__name__}: {error}", field="verifiers") from error
     if not tasks:
         raise ConfigError(f"verifiers: {taskset} has no task", field="verifiers")
-    for name in settings.hide:
-        if not any(name in task.hidden for task in tasks):
-            raise ConfigError(f"hide: no task has a field {name!r}", field="hide")
+    check_hidden(settings.hide, {name for task in tasks for name in task.hidden})
     version = _version()
     if version != RELEASE:
         warnings.append(f"verifiers {version}: Steno was checked with verifiers {RELEASE}")
@@ -207,11 +205,8 @@ def _tasks(
             raise ConfigError(f"verifiers: task {task_id}: {error}", field="verifiers") from None
         # What a taskset adds to a task's data is what scores it: an answer, tests.
         own = {key for key in fields if key not in TaskData.model_fields and key != "task_id"}
-        hidden = {key: value for key, value in fields.items() if key in own or key in hide or key.startswith("_")}
-        if "task_id" in hidden:
-            raise ConfigError("hide: task_id can't be hidden: it names the group", field="hide")
+        shown, hidden = divided(fields, {*own, *hide})
         given[task_id] = each
-        shown = {key: value for key, value in fields.items() if key not in hidden}
         yield Task(task_id, shown, hidden, timeout_s=_timeout_s(each, config, agents))
 
 
