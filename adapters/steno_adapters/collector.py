@@ -23,6 +23,7 @@ from steno import AsyncClient, Client, LeaseRequest, Limits, SamplingPolicy, Ste
 from steno.contracts.errors import BadRequest, ConfigError, Gone, NotFound
 from steno.contracts.leases import Lease
 from steno.contracts.policy import Update
+from steno.contracts.train_models import checked
 from steno_adapters.function_agents import AgentFunction, FunctionAgents
 from steno_adapters.last_failures import LastFailures
 from steno_adapters.rows import TrainableRow, trainable_rows
@@ -108,9 +109,7 @@ class Collector:
             raise ConfigError(
                 "verifiers: can't be given here: run `steno rollout --verifiers` beside it", field="verifiers"
             )
-        if isinstance(train_models, str):
-            raise ConfigError(f"train_models: got {train_models!r}, must be a list of names", field="train_models")
-        self.run, self.policy, self._train_models = run, policy, tuple(train_models)
+        self.run, self.policy, self._train_models = run, policy, checked(train_models)
         self._proxy, self._key = proxy, key
         self._client = Client(proxy, key, retries=CLIENT_RETRIES)
         self._ttl_s = lease_ttl_s

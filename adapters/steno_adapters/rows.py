@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steno.contracts.records import Sample
+from steno.contracts.train_models import asked_for, checked
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,13 @@ def trainable_rows(
     `other_policy`, `other_model`, `constrained` (not drawn by plain temperature sampling), `missing_logprob`, `ungrouped`,
     `unscored`, `malformed`. What samples share counts once.
 
-    Args: policy: the one in training. models: calls that are trained, as `SampledRange.asked_for` takes them, which raises as it
-        says.
+    Args: policy: the one in training. models: calls that are trained, as `train_models` has them.
+    Raises: ConfigError: `models` is no list of names, or samples do not say what was asked for.
     """
     rows, untrained = [], Counter[str]()
+    names = checked(models)
     for sample in samples:
-        row = _row(sample, policy, models, untrained)
+        row = _row(sample, policy, names, untrained)
         if row is not None:
             rows.append(row)
     return rows, +untrained
@@ -78,7 +80,7 @@ def _row(sample: Sample, policy: str, models: Sequence[str], untrained: Counter[
     for part in sample.completions:
         at = slice(part.start, part.end)
         own[at], superseded[at], ours[at] = not part.shared, part.superseded, part.policy == policy
-        temperatures[at], asked[at] = part.temperature, part.asked_for(models)
+        temperatures[at], asked[at] = part.temperature, asked_for(part, models)
     left = own.copy()
     for reason, where in (
         ("superseded", superseded), ("other_policy", ~ours), ("other_model", ~asked), ("constrained", ~mask)

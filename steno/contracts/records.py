@@ -6,9 +6,7 @@ msgpack; in JSON (`model_dump_json`) they are lists of numbers, under the same k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,7 +21,6 @@ from steno.contracts.arrays import bytes_to_ids as bytes_to_ids
 from steno.contracts.arrays import floats_to_bytes as floats_to_bytes
 from steno.contracts.arrays import halves_to_bytes as halves_to_bytes
 from steno.contracts.arrays import ids_to_bytes as ids_to_bytes
-from steno.contracts.errors import ConfigError
 from steno.contracts.notes import Notes
 
 if TYPE_CHECKING:
@@ -388,23 +385,6 @@ class SampledRange(BaseModel):
     mixed_kv: bool = False
     finish_reason: str | None = None
     partial: bool = False
-
-    def asked_for(self, models: Sequence[str]) -> bool:
-        """Whether the client asked for one of these models.
-
-        Args: models: patterns with * and ?; none: any model.
-        Raises: ConfigError: names `train_models`: no list; or the name that was asked for is not known.
-        """
-        if isinstance(models, str):
-            raise ConfigError(f"train_models: got {models!r}, must be a list of names", field="train_models")
-        if not models:
-            return True
-        if self.model is None:
-            raise ConfigError(
-                "train_models: these samples do not say which model was asked for: an older proxy or export made them",
-                field="train_models",
-            )
-        return any(fnmatchcase(self.model, pattern.replace("[", "[[]")) for pattern in models)
 
 
 class SampleArrays(NamedTuple):

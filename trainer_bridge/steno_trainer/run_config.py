@@ -4,13 +4,14 @@ environment."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, SecretStr, StringConstraints
+from pydantic import Field, SecretStr
 
 from steno.config.object_store import check_url
 from steno.config.settings import PROXY_HELP, ProxyUrl, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
+from steno.contracts.train_models import ModelNames
 from steno_trainer.config import Need, TrainerSettings
 
 RUN_NEEDS = (
@@ -31,7 +32,7 @@ class RunSettings(TrainerSettings):
     key: SecretStr | None = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
     run: str = Field("default", min_length=1, max_length=128, description="the run whose groups are trained")
     policy: str = Field("default", min_length=1, max_length=128, description="name of the policy that is trained")
-    train_models: list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]] = Field(
+    train_models: ModelNames = Field(
         default_factory=list,
         description="calls that are trained, by the model name that the agent asked for, with * and ?; repeat for several; "
         "unset: all of the policy's",

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from steno.config.settings import SettingsConfigDict
 from steno.contracts.errors import ConfigError
+from steno.contracts.train_models import ModelNames
 from steno_rollouts.config import RolloutSettings
 
 PROXY_VARIABLE = "PROXY_SERVER_URL"
@@ -51,7 +52,7 @@ class VerlSettings(RolloutSettings):
         "all",
         description="rows of a trial that forked: all of its branches, or the one with the most sampled tokens, the rest counted",
     )
-    train_models: list[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]] = Field(
+    train_models: ModelNames = Field(
         default_factory=list,
         description="calls that are trained, by the model name that the agent asked for, with * and ?; unset: all",
     )

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from steno.config.extras import how_to_install
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import Sample
+from steno.contracts.train_models import asked_for
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class RecordFile:
     def check(self, models: Sequence[str] = (), policy: str = "default") -> None:
         """Read each sample that can be trained once, in the file's order, and keep none.
 
-        Args: models: calls that are trained, as `SampledRange.asked_for` takes them. policy: the one in training.
+        Args: models: calls that are trained, as `train_models` has them. policy: the one in training.
         Raises: ConfigError: as `samples`; no call is one of these, or a row does not say what it asked for.
         """
         asked, named = set[str](), False
@@ -109,7 +110,7 @@ class RecordFile:
                 if part.policy != policy or part.superseded:
                     continue
                 try:
-                    named |= part.asked_for(models)
+                    named |= asked_for(part, models)
                 except ConfigError as error:
                     raise _wrong(self.path, number, error.message) from None
                 asked.add(part.model or "")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steno.contracts.records import Sample, SampledRange
+from steno.contracts.train_models import asked_for
 from steno_trainer.data.ledger import UNKNOWN_VERSION, Ledger, Reason
 from steno_trainer.data.overlong import LeaveOut
 from steno_trainer.data.staleness import StalenessVerdict, VersionHistory, judge
@@ -29,7 +30,7 @@ from steno_trainer.data.staleness import StalenessVerdict, VersionHistory, judge
 class TrainingTerms:
     """What a sample must meet to be trained.
 
-    policy: the one in training. models: calls that are trained, as `SampledRange.asked_for` takes them. max_staleness_steps: see
+    policy: the one in training. models: calls that are trained, as `train_models` has them. max_staleness_steps: see
     `staleness`; None: samples of any version are trained, as records of other runs are. max_tokens: of one sample; what a
     micro-batch may hold. vocabulary: ids must be below it. imitates: what was sampled is trained as text: at temperature 1,
     without a reward, and whatever its probability was.
@@ -45,7 +46,7 @@ class TrainingTerms:
 
     def trains(self, part: SampledRange) -> bool:
         """Whether this completion is of the policy in training, and of a call that is trained."""
-        return part.policy == self.policy and part.asked_for(self.models)
+        return part.policy == self.policy and asked_for(part, self.models)
 
 
 class TurnPlace(NamedTuple):
