@@ -138,39 +138,64 @@ def test_what_ended_a_trial_is_said(stack: Stack, home: Path, tmp_path: Path) ->
     assert (row["end_reason"], row["reward"]) == ("timeout", None)
 
 
-WRONG = [
-    ("steno_words", {"agent": {"harnes": 1}}, "verifiers_options: agent.harnes: Extra inputs are not permitted"),
-    ("steno_words", {"agent": {"harness": {"id": "nope"}}}, "verifiers: harness 'nope' not found"),
-    ("steno_words", {"taskset": {"id": "x"}}, "its id is --verifiers"),
-    ("steno_words", {"agent": {"retries": {"max_retries": 2}}}, "verifiers_options: agent.retries: must be 0"),
-    ("steno_words", {"agent": {"model": "x", "runtime": LOCAL}}, "agent.model: got 'x' without a client"),
-    ("steno_words", {"agent": {"runtime": {"type": "prime"}}}, "agent.runtime.type: got prime, which needs a login"),
-    ("steno_words", {"agent": {"runtime": LOCAL}, "taskset": {"words": ["odd word"]}}, "SystemExit: no such word"),
-    ("steno_nowhere", {}, "verifiers: taskset 'steno_nowhere' not found"),
+PAIR = {"solver": {"runtime": LOCAL}, "critic": {"runtime": LOCAL}}
+WRONG: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("steno_words", {"agent": {"harnes": 1}}, {}, "verifiers_options: agent.harnes: Extra inputs are not permitted"),
+    ("steno_words", {"agent": {"harness": {"id": "nope"}}}, {}, "verifiers: harness 'nope' not found"),
+    ("steno_words", {"taskset": {"id": "x"}}, {}, "its id is --verifiers"),
+    ("steno_words", {"agent": {"retries": {"max_retries": 2}}}, {}, "verifiers_options: agent.retries: must be 0"),
+    ("steno_words", {"agent": {"model": "x", "runtime": LOCAL}}, {}, "agent.model: got 'x' without a client"),
     (
-        "steno_pair",
-        {"solver": {"runtime": LOCAL}, "critic": {"runtime": LOCAL}},
-        "limit: missing: steno_pair has tasks",
+        "steno_words",
+        {"agent": {"runtime": {"type": "prime"}}},
+        {},
+        "agent.runtime.type: got prime, which needs a login",
     ),
+    ("steno_words", {"agent": CHAT, "taskset": {"words": ["odd word"]}}, {}, "SystemExit: no such word"),
+    (
+        "steno_words",
+        {"agent": CHAT},
+        {"reward_key": "right"},
+        "reward_key: got 'right', must be reward, or an agent of",
+    ),
+    ("steno_words", {"agent": CHAT}, {"hide": ["tests"]}, "hide: no task has a field 'tests'"),
+    ("steno_nowhere", {}, {}, "verifiers: taskset 'steno_nowhere' not found"),
+    ("steno_pair", PAIR, {"agent_model": "x"}, "agent_model: can't be given with several agents: solver, critic"),
+    ("steno_pair", PAIR, {}, "limit: missing: steno_pair has tasks without end"),
+    ("steno_pair", PAIR, {"limit": 2, "filter": ["a*"]}, "filter: can't be given: steno_pair has tasks without end"),
 ]
 
 
-def test_what_can_not_be_run_is_refused_by_name(home: Path, tmp_path: Path) -> None:
+def test_what_can_not_be_run_is_refused_by_name_and_tasks_are_named_apart(home: Path, tmp_path: Path) -> None:
     """In one process: to import verifiers takes seconds."""
     program = (
         "import json, sys\n"
         "from steno.contracts.errors import ConfigError\n"
         "from steno_rollouts.build import Prepared\n"
         "from steno_rollouts.config import RolloutSettings\n"
-        "for taskset, options in json.loads(sys.argv[1]):\n"
+        "for taskset, options, more in json.loads(sys.argv[1]):\n"
         "    try:\n"
-        "        Prepared.of(RolloutSettings(verifiers=taskset, verifiers_options=options), 'r')\n"
+        "        found = Prepared.of(RolloutSettings(verifiers=taskset, verifiers_options=options, **more), 'r')\n"
+        "        print([[task.task_id, sorted(task.fields), list(task.hidden), task.timeout_s] for task in found.tasks])\n"
         "    except ConfigError as error:\n"
         "        print(error.message.splitlines()[0])\n"
     )
-    asked = json.dumps([(taskset, options) for taskset, options, _ in WRONG])
+    limited = {**CHAT, "timeout": {"rollout": 60}}
+    words = {"agent": limited, "taskset": {"words": ["amber", "amber"]}}
+    shown = ["name", "prompt", "task_id"]
+    right = [
+        (
+            "steno_words", words, {},
+            [["amber", shown, ["answer"], 3660.0], ["amber-2", shown, ["answer"], 3660.0]],
+        ),
+        ("steno_pair", PAIR, {"limit": 1}, [["0", ["idx", "prompt", "task_id"], ["answer"], None]]),
+        ("steno_pair", {**PAIR, "timeout": {"episode": 7200}}, {"limit": 1},
+         [["0", ["idx", "prompt", "task_id"], ["answer"], 10800.0]]),
+    ]  # fmt: skip
+    asked = json.dumps([case[:3] for case in (*WRONG, *right)])
     done = python("-c", program, asked, home=home, folder=tmp_path)
     said = done.stdout.splitlines()
-    assert len(said) == len(WRONG), done.stdout + done.stderr
-    for line, (_, _, expected) in zip(said, WRONG, strict=True):
+    assert len(said) == len(WRONG) + len(right), done.stdout + done.stderr
+    for line, (*_, expected) in zip(said, WRONG, strict=False):
         assert expected in line
+    assert said[len(WRONG) :] == [str(expected) for *_, expected in right]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from steno.contracts.errors import Unreachable
+from steno.contracts.errors import ConfigError, Unreachable
 from steno_adapters import AgentCall, Collector
 from steno_adapters.function_agents import FunctionAgents
+from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Exit, TrialJob
 
@@ -99,6 +100,18 @@ def test_groups_that_were_leased_before_an_error_come_with_the_next_collect(monk
         assert [group.group_id for group in collector.collect([], 2)] == ["a", "c"]
         answers.append([])
         assert collector.collect([], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train_models": "main"}, "train_models: got 'main', must be a list of names"),
+        ({"agent": RolloutSettings(verifiers="words")}, "verifiers: can't be given here"),
+    ],
+)
+def test_what_no_collector_can_be_made_of_is_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Collector(NOWHERE, "r", **given)
 
 
 def test_each_rank_leases_groups_of_a_run_of_its_own() -> None:

@@ -309,6 +309,9 @@ def test_what_verl_decides_is_refused_and_the_place_is_named(file: Path) -> None
     with pytest.raises(ConfigError, match=r"\+steno.retries: Input should be greater than or equal to 0"):
         VerlSettings.found(file, {"retries": -1})
     assert set(OF_VERL) <= set(VerlSettings.model_fields)
+    file.write_text("verifiers: words\n")
+    with pytest.raises(ConfigError, match="verifiers: can't be given here: with verl, trials are commands or Harbor's"):
+        VerlSettings.found(file, {})
 
 
 @pytest.mark.parametrize("name", ["key", "worker_key"])

@@ -187,6 +187,14 @@ def test_what_is_not_installed_is_named_with_its_setting(monkeypatch: pytest.Mon
     assert refused.value.field == "tensorboard_dir"
 
 
+def test_an_evaluation_by_verifiers_is_refused_as_its_tasks_own_code_would_run_in_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "eval.yaml").write_text("verifiers: words\n")
+    settings = RunSettings.load({"model": "m", "eval_every": 1, "eval_config": str(tmp_path / "eval.yaml")}, None)
+    with pytest.raises(ConfigError, match="use `steno evaluate --verifiers` instead") as refused:
+        train(settings)
+    assert refused.value.field == "eval_config"
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [({"tensorboard_dir": "logs"}, "tensorboard_dir"), ({"eval_every": 1, "eval_config": "eval.yaml"}, "tasks")],
