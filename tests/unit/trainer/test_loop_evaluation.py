@@ -12,7 +12,7 @@ import pytest
 from steno.contracts.errors import ConfigError, NoWorker, StenoError, Superseded, Unreachable
 from steno_trainer.data.staleness import PolicyVersion
 from tests.support.waiting import until
-from tests.unit.trainer.test_loop import ALL_S, Crew, World, looped
+from tests.unit.trainer.looping import ALL_S, Crew, World, looped
 
 
 class Evaluations:

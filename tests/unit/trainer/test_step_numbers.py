@@ -11,7 +11,7 @@ from typing import Any
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.run.step_numbers import shown_step
 from steno_trainer.run.training_state import TrainingState
-from tests.unit.trainer.test_loop import ALL_S, Crew, World, looped
+from tests.unit.trainer.looping import ALL_S, Crew, World, looped
 
 MEASURED = {"reward/mean": 0.25, "eval/reward": 0.5}
 

@@ -206,7 +206,7 @@ class Loop:
             count_silent=count_silent,
             report_by=settings.report_by,
         )
-        self._named_calls.look(ready.other_models)
+        self._named_calls.look(ready.named, ready.other_models)
         report: StepReport | None = None
         if ready.batch.rows:
             self._view.phase(f"training on {ready.trained_tokens:,} tokens")

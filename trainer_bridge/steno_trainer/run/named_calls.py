@@ -25,13 +25,13 @@ class NamedCalls:
         self._steps = 0
         self._others: set[str] = set()
 
-    def look(self, others: Sequence[str]) -> None:
-        """At a step, before its groups count as used. Args: others: what its calls asked for, if none of them is trained.
+    def look(self, named: bool, others: Sequence[str]) -> None:
+        """At a step, before its groups count as used. Args: as in `AssembledStep`.
 
         Raises: ConfigError: as `check`, after so many steps.
         """
-        if not others:
-            self._found = True
+        self._found = self._found or named
+        if named or not others:
             return
         self._steps += 1
         self._others.update(others)

@@ -25,13 +25,15 @@ from steno_trainer.step.step_plan import StepBatch, make_batch
 @dataclass(frozen=True)
 class AssembledStep:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
-    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it. other_models: names that the
-    policy's calls asked for, if none of them matches `terms.models`."""
+    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it. named: a call asked for one of
+    `terms.models`. other_models: if none did, the names that the policy's calls asked for; none: it was not called, or by no name
+    that is on record."""
 
     batch: StepBatch
     books: Ledger
     values: dict[str, float]
     malformed: dict[str, str] = field(default_factory=dict)
+    named: bool = False
     other_models: tuple[str, ...] = ()
 
     @property
@@ -93,7 +95,8 @@ def assemble(
         values |= _by_value(groups, scored, report_by)
     others = own_completions(samples, lambda part: part.policy == terms.policy) if not completions else []
     asked = tuple(sorted({part.model for _, part in others if part.model is not None}))
-    return AssembledStep(batch, books, values | _overlong(overlong, scored, books), malformed, asked)
+    values |= _overlong(overlong, scored, books)
+    return AssembledStep(batch, books, values, malformed, bool(completions), asked)
 
 
 def _values(
