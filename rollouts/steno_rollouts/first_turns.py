@@ -2,8 +2,8 @@
 
 Nothing is known of the policy by it, and the next trial would mostly fail as this one did. So the first trial runs alone until
 it has a turn on record; and what failed before its first turn is left open at the proxy until it is known why: given up once a
-trial that began later has come further (it was that one trial's own fault), left for the next start of the run once too many
-have failed in a row. Bookkeeping only: `harness.Rollouts` does what is said here.
+trial that began later has come further (it was that one trial's own fault), or where none can begin until it is; left for the
+next start of the run once too many have failed in a row. Bookkeeping only: `harness.Rollouts` does what is said here.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class FirstTurns:
 
     Attributes:
         stopped: the failure that stopped the rollouts; None: nothing has.
+        in_a_row: how many have failed since a trial that began later has come further.
         held: what failed before its first turn since a trial that began later has come further, by number.
     """
 
@@ -38,6 +39,7 @@ class FirstTurns:
         self.stopped: FailedTrial | None = None
         self.held: dict[int, FailedTrial] = {}
         self._proven = stop_after == 0
+        self._given_up = 0
         self._alone = asyncio.Lock()
         self._numbers = itertools.count()
 
@@ -53,16 +55,30 @@ class FirstTurns:
     def over(self) -> None:
         self._alone.release()
 
+    @property
+    def in_a_row(self) -> int:
+        return self._given_up + len(self.held)
+
     def reached(self, number: float = math.inf) -> list[FailedTrial]:
         """The trial of this number has had its first turn, or has ended well without. Returns: those held that began before it,
         to be given up."""
         self._proven = True
+        self._given_up = 0
         return [self.held.pop(earlier) for earlier in sorted(self.held) if earlier < number]
 
     def failed(self, number: int, failed: FailedTrial) -> bool:
         """Whether the rollouts are to stop (`stop`), unless one of the trials that run and began later has had a turn."""
         self.held[number] = failed
-        return len(self.held) >= self.stop_after
+        return self.in_a_row >= self.stop_after
+
+    def waited_for(self) -> list[FailedTrial]:
+        """No trial begins until those held are given up, so none can come further. Returns: them, to be given up: they count as
+        failed in a row all the same. None, and the rollouts are to stop, where no trial ever had a turn."""
+        if not self._proven:
+            self.stop()
+            return []
+        self._given_up += len(self.held)
+        return [self.held.pop(number) for number in sorted(self.held)]
 
     def stop(self) -> None:
         self.stopped = self.stopped or self.held[max(self.held)]

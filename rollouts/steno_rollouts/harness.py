@@ -36,7 +36,7 @@ FIRST_TURN_S = 0.5
 OTHERS_S = 3.0
 """Between two looks at the trials that other launchers run."""
 LOOKS = 10
-"""Looks at what is in hand between two at whom a held back group waits for."""
+"""Looks at what is in hand between two at whom a held back group waits for, and at other launchers' trials."""
 
 
 class RolloutsStopped(StenoError):
@@ -140,15 +140,26 @@ class Rollouts:
     ) -> bool:
         """Register a group and start its trials, each as soon as there is a place for it. False: it is on record, and all of it
         failed before its first turn."""
-        async with self._slots:  # a group is not made before its first trial can run: until then it would only grow old
-            if not await self._admitted(identity):
+        # One that is on record is in hand already, and must be gone on with.
+        unbounded = not self._admission.bounded or await self._is_registered(identity)
+        looks = 0
+        while True:
+            # A group is not made before its first trial can run: until then it would only grow old.
+            async with self._slots:
+                if unbounded or await self._admission.admits(self._in_hand):
+                    for observer in self._observers if looks else ():
+                        observer.held_back(None)
+                    group = await self._register(plan, identity)
+                    if group.trials and all(_failed_early(trial, plan) for trial in group.trials):
+                        return False
+                    for observer in self._observers:
+                        observer.group_started(group)
+                    found = await self._open(group, plan, results)
+                    break
+            await self._held_back(looks, running, results)
+            if self._first.stopped is not None:
                 return True
-            group = await self._register(plan, identity)
-            if group.trials and all(_failed_early(trial, plan) for trial in group.trials):
-                return False
-            for observer in self._observers:
-                observer.group_started(group)
-            found = await self._open(group, plan, results)
+            looks += 1
         trials = []
         for assignment in found:
             if (trial := await self._begin(assignment, running, results)) is not None:
@@ -221,17 +232,20 @@ class Rollouts:
         return replace(assignment, trial=taken.trial, claim=taken.epoch)
 
     async def _until_others_ended(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
-        """Also runs the trials of a launcher that has gone."""
         while self._first.stopped is None and (self._others or self._tasks):
-            for _ in range(len(self._others)):
-                if self._others:
-                    await self._begin(self._others.pop(next(iter(self._others))), running, results)
+            await self._look_at_others(running, results)
             if self._tasks:  # one of these may be lost yet
                 self._turn_to_others.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._turn_to_others.wait(), OTHERS_S)
             elif self._others:
                 await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
+
+    async def _look_at_others(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
+        """Trials of other launchers: those that have ended are told of, those of one that has gone are run."""
+        for trial_id in list(self._others):
+            if trial_id in self._others and not self._slots.locked():
+                await self._begin(self._others.pop(trial_id), running, results)
 
     def _lost(self, trial_id: str) -> None:
         """Another launcher has it."""
@@ -280,7 +294,7 @@ class Rollouts:
         for trial_id, later in list(self._running.items()):
             if later > min(self._first.held, default=later) and later != number and await self._has_turned(trial_id):
                 await self._give_up_failed(self._first.reached(later), results)
-        if len(self._first.held) >= self.options.stop_after_failures:
+        if self._first.in_a_row >= self.options.stop_after_failures:
             self._first.stop()
 
     async def _has_turned(self, trial_id: str) -> bool:
@@ -328,11 +342,19 @@ class Rollouts:
     def _stopped(self, last: FailedTrial) -> RolloutsStopped:
         then = "start the same --run again, which runs them again" if self.options.resumable else "start again"
         return RolloutsStopped(
-            f"stopped: {self.options.stop_after_failures} trials in a row failed before their first turn. The last was "
+            f"stopped: {self._first.in_a_row} trials in a row failed before their first turn. The last was "
             f"{last.trial_id}: {last.verdict.detail} (see {last.folder}). Mend that, then {then} (--stop-after-failures)"
         )
 
-    async def _give_up_failed(self, found: Iterable[FailedTrial], results: list[TrialResult]) -> None:
+    async def _give_up_failed(self, found: Sequence[FailedTrial], results: list[TrialResult]) -> None:
+        """To the last of them also where it is cancelled meanwhile: they are held no more, so nobody else ends them."""
+        giving_up = asyncio.ensure_future(self._give_up_each(found, results))
+        try:
+            await asyncio.shield(giving_up)
+        finally:
+            await asyncio.shield(giving_up)
+
+    async def _give_up_each(self, found: Sequence[FailedTrial], results: list[TrialResult]) -> None:
         for failed in found:
             try:
                 self._ended(await self._runner.give_up(failed), results)
@@ -361,22 +383,16 @@ class Rollouts:
         for observer in self._observers:
             observer.trial_ended(result)
 
-    async def _admitted(self, identity: str) -> bool:
-        """Until the staleness bound admits this group. One that is on record is in hand already, and must be gone on with. False:
-        the rollouts have been stopped meanwhile."""
-        if not self._admission.bounded or await self._is_registered(identity):
-            return True
-        looks = 0
-        while self._first.stopped is None and not await self._admission.admits(self._in_hand):
-            if looks % LOOKS == 0:
-                why = self._admission.waits_for(await self._client.run(self.options.run_id))
-                for observer in self._observers:
-                    observer.held_back(why)
-            looks += 1
-            await asyncio.sleep(self._admission.ask_again_s)  # the proxy is asked: nobody tells
-        for observer in self._observers if looks else ():
-            observer.held_back(None)
-        return self._first.stopped is None
+    async def _held_back(self, looks: int, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
+        """The staleness bound admits no group now. What the groups in hand wait for may be these rollouts' to do."""
+        if not self._tasks and self._first.held:
+            await self._give_up_failed(self._first.waited_for(), results)
+        if looks % LOOKS == 0:
+            why = self._admission.waits_for(await self._client.run(self.options.run_id))
+            for observer in self._observers:
+                observer.held_back(why)
+            await self._look_at_others(running, results)
+        await asyncio.sleep(self._admission.ask_again_s)  # the proxy is asked: nobody tells
 
     async def _is_registered(self, identity: str) -> bool:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,71 +15,16 @@ from steno.contracts.errors import Conflict
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, GroupSpec, GroupTrials
 from steno_rollouts.build import Prepared
-from steno_rollouts.config import RolloutSettings
 from steno_rollouts.evaluation import Evaluator, greedy
 from steno_rollouts.groups import epochs
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials import runner
-from steno_rollouts.trials.executor import Executor, Exit, TrialJob
-from tests.integration.rollouts.conftest import ADMIN
+from steno_rollouts.trials.executor import Exit, TrialJob
+from tests.integration.rollouts.stand import Stand, prepared, rolled
 from tests.support.stack import Stack
 from tests.support.waiting import until
 
 Sessions = Callable[[str], list[Session]]
-
-
-@dataclass
-class Stand(Executor):
-    """An `Executor` that does what the test says. `says`: trial id, attempt -> its exit; a reward goes to the file."""
-
-    turns: int = 1
-    reward: str | None = "1.0"
-    exits: Callable[[str, int], Exit] = lambda trial, attempt: Exit(0)
-    gate: asyncio.Event | asyncio.Barrier | None = None
-    started: list[str] = field(default_factory=list)
-    running: int = 0
-    most: int = 0
-    cleared: list[str] = field(default_factory=list)
-    asked: list[dict[str, Any]] = field(default_factory=list)
-
-    async def run(self, job: TrialJob) -> Exit:
-        self.started.append(job.trial_id)
-        self.running += 1
-        self.most = max(self.most, self.running)
-        try:
-            ended = self.exits(job.trial_id, self.started.count(job.trial_id))
-            if ended.code == 0:
-                for _ in range(self.turns):
-                    await self.ask(job)
-                if self.gate is not None:
-                    await self.gate.wait()
-            if self.reward is not None and ended.code == 0:
-                (job.workdir / "reward.txt").write_text(self.reward)
-            return ended
-        finally:
-            self.running -= 1
-
-    async def ask(self, job: TrialJob) -> None:
-        headers = {"authorization": f"Bearer {job.environment['OPENAI_API_KEY']}"}
-        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-        async with httpx.AsyncClient(headers=headers, timeout=60) as http:
-            answer = await http.post(f"{job.environment['OPENAI_BASE_URL']}/chat/completions", json=body)
-            assert answer.is_success, answer.text
-
-    async def clear(self, folder: Path) -> None:
-        self.cleared.append(folder.name)
-
-
-def prepared(stack: Stack, folder: Path, run: str, tasks: int = 1, **settings: Any) -> Prepared:
-    path = folder / "tasks.jsonl"
-    path.write_text("".join(f'{{"id": "t{n}"}}\n' for n in range(tasks)))
-    given = {"group_size": 2, "command": ["agent"], "work_dir": folder / "work", "run": run, "retries": 0} | settings
-    return Prepared.of(RolloutSettings(tasks=path, proxy=stack.url, key=ADMIN, **given), run)  # type: ignore[arg-type]
-
-
-async def rolled(found: Prepared, stand: Stand, count: int = 1, **more: Any) -> list[Any]:
-    async with found.client() as client:
-        return await found.rollouts(client, executor=stand, **more).run(epochs(found.tasks, count))
 
 
 def _name(found: Prepared) -> str:
@@ -103,48 +47,6 @@ async def test_sequential_is_one_after_the_other_in_order(stack: Stack, tmp_path
     results = await rolled(prepared(stack, tmp_path, "sequential", tasks=2, sequential=True), stand)
     assert stand.most == 1 and [r.task_id for r in results] == ["t0", "t0", "t1", "t1"]
     assert stand.started == [r.trial_id for r in results]
-
-
-async def test_no_more_groups_are_in_hand_than_the_trainer_can_use_in_time(
-    stack: Stack, tmp_path: Path, sessions: Sessions
-) -> None:
-    """B(S+1) = 2 groups are registered; the third waits until the trainer has taken one, however many trials may run."""
-    acknowledged = 0
-
-    async def in_hand() -> int:
-        return len({session.group_id for session in await asyncio.to_thread(sessions, "bound")}) - acknowledged
-
-    found = prepared(stack, tmp_path, "bound", tasks=4, in_flight=64, groups_per_step=1, max_staleness_steps=1)
-    stand = Stand()
-    running = asyncio.create_task(rolled(found, stand, in_hand=in_hand))
-    await until(lambda: len(stand.started) == 4 and stand.running == 0)
-    await asyncio.sleep(1.5)
-    assert len(stand.started) == 4 and not running.done()
-    acknowledged = 1
-    await until(lambda: len(stand.started) == 6)
-    acknowledged = 4
-    assert len(await running) == 8
-
-
-async def test_what_is_in_hand_is_asked_of_the_proxy(stack: Stack, tmp_path: Path) -> None:
-    """Groups of a scripted engine bring nothing to a trainer: they leave its hand as they end, one after the other."""
-    stand = Stand(gate=asyncio.Barrier(2))
-    found = prepared(stack, tmp_path, "own-bound", tasks=3, in_flight=64, groups_per_step=1, max_staleness_steps=0)
-    await rolled(found, stand)
-    assert stand.most == 2
-
-
-async def test_groups_that_killed_rollouts_have_left_are_gone_on_with_whatever_is_in_hand(
-    stack: Stack, tmp_path: Path
-) -> None:
-    found = prepared(stack, tmp_path, "left", tasks=2, groups_per_step=1, max_staleness_steps=0)
-    async with found.client() as client:
-        for task in found.tasks:
-            name = group_id("left", task.task_id, "epoch-0")
-            await client.create_group(GroupSpec(group_id=name, run_id="left", task=dict(task.fields), size=2))
-        assert (await client.run("left")).groups.in_hand == 2
-    async with asyncio.timeout(120):
-        assert len(await rolled(found, Stand())) == 4
 
 
 async def test_cancelled_rollouts_end_what_runs_and_leave_the_rest_for_the_next_start(
@@ -308,26 +210,6 @@ async def test_a_group_that_failed_as_a_whole_is_made_anew_by_the_next_start(
         assert [(r.round, r.reward) for r in results] == [("epoch-0+1", 1.0)] * 2
         assert len(stand.started) == (0 if done else 2), "the second start finds it done"
     assert len(sessions("anew")) == 4
-
-
-async def test_held_back_rollouts_say_what_they_wait_for(stack: Stack, tmp_path: Path) -> None:
-    told: list[str | None] = []
-
-    class Told:
-        def __getattr__(self, name: str) -> Any:
-            return told.append if name == "held_back" else lambda *_: None
-
-    held = True
-
-    async def in_hand() -> int:
-        return 2 if held else 0
-
-    found = prepared(stack, tmp_path, "waiting", groups_per_step=1, max_staleness_steps=1)
-    running = asyncio.create_task(rolled(found, Stand(), in_hand=in_hand, observers=[Told()]))
-    await until(lambda: bool(told))
-    held = False
-    await running
-    assert told[0] is not None and "0 groups are started and not yet trained" in told[0] and told[-1] is None
 
 
 async def test_a_session_that_ended_by_itself_keeps_its_reason(stack: Stack, tmp_path: Path, client: Steno) -> None:

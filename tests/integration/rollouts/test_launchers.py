@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,7 +25,7 @@ from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.executor import Exit, TrialJob
 from steno_rollouts.trials.play import Assignment, Player
 from tests.integration.rollouts.conftest import Rollout
-from tests.integration.rollouts.test_harness import Stand, prepared
+from tests.integration.rollouts.stand import Stand, prepared
 from tests.support.groups import unaccounted
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -99,6 +100,24 @@ async def test_a_launcher_that_no_longer_renews_is_taken_over_from_and_told_so(
     assert [(session.status, session.counts.turns) for session in sessions(run)] == [("aborted", 1), ("completed", 1)]
 
 
+async def test_groups_that_wait_for_a_launcher_that_has_gone_hold_nobody_back_for_ever(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    """No other group is admitted before its trials have ended, and these nobody else runs."""
+    run, gate = "gone", asyncio.Event()
+    stuck = Stuck(gate=gate)
+    lost = asyncio.create_task(launched(stack, tmp_path / "a", run, stuck, Silent))
+    await until(lambda: len(stuck.started) == 2)
+    bound = {"tasks": 2, "groups_per_step": 1, "max_staleness_steps": 0, "in_flight": 1}
+    async with asyncio.timeout(120):
+        results = await launched(stack, tmp_path / "b", run, Stand(), Claims, **bound)
+    assert sorted((one.task_id, one.end_reason) for one in results) == [
+        ("t0", "completed"), ("t0", "interrupted"), ("t1", "completed"), ("t1", "completed"),
+    ]  # fmt: skip
+    gate.set()
+    await lost
+
+
 async def test_a_lost_attempt_that_still_runs_has_no_way_into_the_recording_of_the_next(
     stack: Stack, tmp_path: Path, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,10 +182,12 @@ class Silent(Claims):
         await asyncio.Event().wait()
 
 
-async def launched(stack: Stack, folder: Path, run: str, stand: Stand, kind: type[Claims]) -> list[TrialResult]:
+async def launched(
+    stack: Stack, folder: Path, run: str, stand: Stand, kind: type[Claims], **settings: Any
+) -> list[TrialResult]:
     """As from a machine of its own."""
     folder.mkdir()
-    found = prepared(stack, folder, run)
+    found = prepared(stack, folder, run, **settings)
     async with found.client() as client:
         claims = kind(client, Launcher(str(folder), 1, "1"), ttl_s=1.0)
         return await found.rollouts(client, executor=stand, claims=claims).run(epochs(found.tasks, 1))

@@ -44,7 +44,7 @@ class World(FakeProxy):
     numbers: Any = field(default_factory=itertools.count)
     rewards: dict[str, float] = field(default_factory=dict)  # of a group's second trial, where it is not 1
     names: dict[str, str] = field(default_factory=dict)  # that a group's calls ask for, where it is not `policy`
-    policies: dict[str, str] = field(default_factory=dict)  # that a group's calls are by, where it is not the one in training
+    policies: dict[str, str] = field(default_factory=dict)  # whose a group's calls are, where not the one's in training
 
     @property
     def in_hand(self) -> int:

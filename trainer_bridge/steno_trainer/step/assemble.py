@@ -25,9 +25,9 @@ from steno_trainer.step.step_plan import StepBatch, make_batch
 @dataclass(frozen=True)
 class AssembledStep:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
-    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it. named: a call asked for one of
-    `terms.models`. other_models: if none did, the names that the policy's calls asked for; none: it was not called, or by no name
-    that is on record."""
+    step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it. named: a call asked for one
+    of `terms.models`. other_models: if none did, the names that the policy's calls asked for; none: it was not called, or by no
+    name that is on record."""
 
     batch: StepBatch
     books: Ledger

@@ -1,0 +1,119 @@
+"""The staleness bound: how many groups are in hand, and what those wait for that may not begin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steno.contracts.records import Session
+from steno.contracts.rest import GroupSpec
+from steno_rollouts.harness import RolloutsStopped
+from steno_rollouts.outcome import TrialResult
+from steno_rollouts.tasks.task import group_id
+from steno_rollouts.trials.executor import Exit
+from tests.integration.rollouts.stand import Stand, prepared, rolled
+from tests.support.stack import Stack
+from tests.support.waiting import until
+
+Sessions = Callable[[str], list[Session]]
+
+
+async def test_no_more_groups_are_in_hand_than_the_trainer_can_use_in_time(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    """B(S+1) = 2 groups are registered; the third waits until the trainer has taken one, however many trials may run."""
+    acknowledged = 0
+
+    async def in_hand() -> int:
+        return len({session.group_id for session in await asyncio.to_thread(sessions, "bound")}) - acknowledged
+
+    found = prepared(stack, tmp_path, "bound", tasks=4, in_flight=64, groups_per_step=1, max_staleness_steps=1)
+    stand = Stand()
+    running = asyncio.create_task(rolled(found, stand, in_hand=in_hand))
+    await until(lambda: len(stand.started) == 4 and stand.running == 0)
+    await asyncio.sleep(1.5)
+    assert len(stand.started) == 4 and not running.done()
+    acknowledged = 1
+    await until(lambda: len(stand.started) == 6)
+    acknowledged = 4
+    assert len(await running) == 8
+
+
+async def test_what_is_in_hand_is_asked_of_the_proxy(stack: Stack, tmp_path: Path) -> None:
+    """Groups of a scripted engine bring nothing to a trainer: they leave its hand as they end, one after the other."""
+    stand = Stand(gate=asyncio.Barrier(2))
+    found = prepared(stack, tmp_path, "own-bound", tasks=3, in_flight=64, groups_per_step=1, max_staleness_steps=0)
+    await rolled(found, stand)
+    assert stand.most == 2
+
+
+async def test_groups_that_killed_rollouts_have_left_are_gone_on_with_whatever_is_in_hand(
+    stack: Stack, tmp_path: Path
+) -> None:
+    found = prepared(stack, tmp_path, "left", tasks=2, groups_per_step=1, max_staleness_steps=0)
+    async with found.client() as client:
+        for task in found.tasks:
+            name = group_id("left", task.task_id, "epoch-0")
+            await client.create_group(GroupSpec(group_id=name, run_id="left", task=dict(task.fields), size=2))
+        assert (await client.run("left")).groups.in_hand == 2
+    async with asyncio.timeout(120):
+        assert len(await rolled(found, Stand())) == 4
+
+
+async def test_held_back_rollouts_say_what_they_wait_for(stack: Stack, tmp_path: Path) -> None:
+    told: list[str | None] = []
+
+    class Told:
+        def __getattr__(self, name: str) -> Any:
+            return told.append if name == "held_back" else lambda *_: None
+
+    held = True
+
+    async def in_hand() -> int:
+        return 2 if held else 0
+
+    found = prepared(stack, tmp_path, "waiting", groups_per_step=1, max_staleness_steps=1)
+    running = asyncio.create_task(rolled(found, Stand(), in_hand=in_hand, observers=[Told()]))
+    await until(lambda: bool(told))
+    held = False
+    await running
+    assert told[0] is not None and "0 groups are started and not yet trained" in told[0] and told[-1] is None
+
+
+def ends(results: list[TrialResult]) -> list[str]:
+    return sorted(f"{result.task_id} {result.end_reason}" for result in results)
+
+
+async def test_the_last_trial_that_may_begin_is_waited_for_by_nobody_once_it_has_failed(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """Whether it was its own fault a later one would tell: but none begins before its group has ended."""
+    found = prepared(
+        stack, tmp_path, "last-fails", tasks=2, groups_per_step=1, max_staleness_steps=0, stop_after_failures=5
+    )
+    stand = Stand(exits=lambda trial, attempt: Exit(int(trial == f"{group_id('last-fails', 't0', 'epoch-0')}.1")))
+    async with asyncio.timeout(120):
+        results = await rolled(found, stand)
+    assert ends(results) == ["t0 completed", "t0 exit_code", "t1 completed", "t1 completed"]
+
+
+@pytest.mark.parametrize(("well", "in_a_row"), [(0, 2), (1, 3)], ids=["from the beginning", "later"])
+async def test_failures_stop_rollouts_that_are_held_back_too(
+    stack: Stack, tmp_path: Path, sessions: Sessions, well: int, in_a_row: int
+) -> None:
+    """So many in a row, of whichever groups; fewer where no trial ever had a turn, and no other may begin."""
+    run = f"all-fail-{well}"
+    found = prepared(stack, tmp_path, run, tasks=4, groups_per_step=1, max_staleness_steps=0, stop_after_failures=3)
+    stand = Stand()
+    stand.exits = lambda trial, attempt: Exit(int(len(stand.started) > well))
+    async with asyncio.timeout(120):
+        with pytest.raises(
+            RolloutsStopped, match=f"stopped: {in_a_row} trials in a row failed before their first turn"
+        ):
+            await rolled(found, stand)
+    assert len(stand.started) == well + in_a_row
+    assert [session.status for session in sessions(run)].count("open") == 2
