@@ -38,7 +38,7 @@ class RunSettings(TrainerSettings):
         "unset: all of the policy's",
     )
     lease_ttl_s: float = Field(
-        600.0, ge=10, description="seconds after which the groups of a trainer that died are served again"
+        600.0, ge=10, le=86400, description="seconds after which the groups of a trainer that died are served again"
     )
     take_over: bool = Field(
         False,
@@ -92,7 +92,10 @@ class RunSettings(TrainerSettings):
     push_full_every: int = Field(20, ge=1, le=64, description="pushes from one full copy to the next (push: delta)")
     push_every: int = Field(1, ge=1, description="steps between two pushes of the weights")
     push_deadline_s: float = Field(
-        600.0, gt=0, description="seconds that workers have to load the weights; later, a worker counts as failed"
+        600.0,
+        gt=0,
+        le=86400,
+        description="seconds that workers have to load the weights; later, a worker counts as failed",
     )
     kv: Literal["recompute", "keep"] = Field(
         "recompute", description="KV cache of requests in flight at an update: computed again, or kept"

@@ -12,7 +12,7 @@ from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.records import Timings, TokenSpan, Turn
 from steno.contracts.rest import UnreadableTurn
 from steno_trainer.data import lease_feed as feed_module
-from steno_trainer.data.lease_feed import LeaseFeed
+from steno_trainer.data.lease_feed import MOST_LEASES, LeaseFeed
 from steno_trainer.data.ledger import Reason
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy, lease
@@ -29,6 +29,14 @@ async def test_groups_come_in_their_order_and_no_more_are_held_than_asked() -> N
         assert len(proxy.ready) == 2
         assert [found.group_id for found in await feed.take(2)] == ["a", "b"]
         assert [found.group_id for found in await feed.take(2)] == ["c", "d"]
+
+
+async def test_a_step_of_more_groups_than_one_request_may_lease_takes_several() -> None:
+    proxy = FakeProxy([lease(f"g{i}", f"g{i}.0") for i in range(MOST_LEASES + 4)])
+    async with LeaseFeed(proxy, run_id="r", consumer="t", ahead=MOST_LEASES + 4) as feed:  # type: ignore[arg-type]
+        async with asyncio.timeout(20):
+            assert len(await feed.take(MOST_LEASES + 4)) == MOST_LEASES + 4
+    assert max(len(found) for found in proxy.granted.values()) == MOST_LEASES, "what the contract allows"
 
 
 async def test_what_is_held_at_the_end_is_given_back_and_what_was_acknowledged_is_not() -> None:

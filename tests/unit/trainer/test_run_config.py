@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from steno.contracts.errors import ConfigError
+from steno.contracts.leases import LeaseRequest
+from steno.contracts.policy import Manifest, TensorEntry, UpdateSpec
 from steno_trainer.run import main
 from steno_trainer.run.main import RankDuties
 from steno_trainer.run_config import RunSettings
@@ -42,6 +45,16 @@ def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any]
     with pytest.raises(ConfigError) as refused:
         settings(**fields).check()
     assert refused.value.field == named
+
+
+@pytest.mark.parametrize("field", ["lease_ttl_s", "push_deadline_s"])
+def test_seconds_that_the_proxy_would_refuse_are_refused_at_the_start(field: str) -> None:
+    taken = settings(**{field: 86400})
+    LeaseRequest(consumer="t", ttl_s=taken.lease_ttl_s)
+    weights = Manifest(tensors=[TensorEntry(name="w", dtype="float32", shape=[1], digest="0" * 32)])
+    UpdateSpec(lineage="a", step=1, transport="stream", manifest=weights, deadline_s=taken.push_deadline_s)
+    with pytest.raises(ValidationError, match=field):
+        settings(**{field: 86401})
 
 
 def test_a_group_over_nccl_has_room_for_every_process_of_an_engine() -> None:

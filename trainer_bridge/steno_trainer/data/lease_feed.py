@@ -35,6 +35,8 @@ READERS = 8
 """Sessions that are read at the same time."""
 GIVE_BACK_S = 5.0
 """How long it may take to give back, at the end, what is held: the proxy may be away, and who ends this waits."""
+MOST_LEASES = 256
+"""In one request, by the contract: a step of more groups takes several."""
 AGAIN_S = 2.0
 """How long to wait after a request that failed for good: the proxy may be restarting."""
 
@@ -190,7 +192,7 @@ class LeaseFeed:
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: max(len(self._waiting), len(self._aside)) < self._ahead)
-                room = self._ahead - len(self._waiting)
+                room = min(self._ahead - len(self._waiting), MOST_LEASES)
             if self._asked is None:  # else its answer was lost: the same request brings the same leases
                 self._asked = LeaseRequest(
                     run_id=self._run_id, consumer=self._consumer, max_groups=room, wait_s=POLL_S, ttl_s=self._ttl_s,
