@@ -27,6 +27,8 @@ _PROVIDERS = (
     "ANTHROPIC_BASE_URL GEMINI_API_KEY GOOGLE_API_KEY GOOGLE_GEMINI_BASE_URL"
 ).split()
 """Taken out of what a trial inherits: an operator's own key must not reach an agent, nor send it past the proxy."""
+_FOLDERS = ("PWD", "OLDPWD")
+"""Taken out too: they name where the operator is, which mostly holds the tasks; a trial is in a folder of its own."""
 VARIABLES = (
     "OPENAI_BASE_URL OPENAI_API_KEY ANTHROPIC_BASE_URL ANTHROPIC_API_KEY GOOGLE_GEMINI_BASE_URL GEMINI_API_KEY STENO_TRIAL_ID "
     "STENO_GROUP_ID STENO_WORKDIR STENO_TASK_FILE"
@@ -78,7 +80,7 @@ def environment(
     kept = {
         name: value
         for name, value in inherited.items()
-        if name not in _PROVIDERS and not name.upper().startswith("STENO_")
+        if name not in _PROVIDERS and name not in _FOLDERS and not name.upper().startswith("STENO_")
     }
     key = trial.api_key or NO_KEY
     values = (

@@ -4,7 +4,7 @@ Without it a trial runs as the operator: it can read the environment of `steno r
 trial
 
 - sees its own processes only, and can signal and trace no other;
-- finds the usual places of keys empty (`hidden_paths`), and other trials' folders;
+- finds the usual places of keys empty (`hidden_paths`), other trials' folders, and what scores trials (`scoring_paths`);
 - has no capabilities, and gains none from a program with the setuid bit.
 
 The rest of the file system, the network and the user id stay as they are, so that agents find their programs. That keeps keys
@@ -17,10 +17,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from steno_rollouts.tasks.task import ENVIRONMENT, WITHHELD, Task
 from steno_rollouts.trials.executor import TrialJob
 
 PROBE_S = 20.0
@@ -94,3 +96,24 @@ def hidden_paths(environment: Mapping[str, str], given: Iterable[Path]) -> list[
     if agent := environment.get("SSH_AUTH_SOCK"):
         sockets.append(Path(agent))
     return [*given, *named, *(home / name for name in _IN_HOME), *sockets, *map(Path, _SOCKETS)]
+
+
+def scoring_paths(source: Path | None, tasks: Iterable[Task], reward: str | None, command: Sequence[str]) -> list[Path]:
+    """What a trial could copy its answers from, or change so that it is rewarded: where tasks come from (of which it has its
+    copy), and the file of the reward function. Of a source that holds what the command needs only the tasks' own tests,
+    solutions and settings are hidden.
+
+    Args: source: `tasks` of the settings. reward: `FILE.py:function`.
+    """
+    program, *words = command or ("",)
+    named = [Path(word).resolve() for word in (shutil.which(program) or program, *words) if word]
+    file = Path(reward.rpartition(":")[0]).resolve() if reward else None
+    found = [file] if file is not None and file not in named else []
+    if source is None:
+        return found
+    root = source.resolve()
+    needed = [*named, Path.cwd(), Path.home(), Path(sys.prefix)]
+    if not any(path.is_relative_to(root) for path in needed):
+        return [*found, root]
+    folders = [task.folder for task in tasks if task.folder is not None]
+    return [*found, *(folder / name for folder in folders for name in sorted(WITHHELD - {ENVIRONMENT}))]

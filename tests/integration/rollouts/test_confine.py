@@ -99,6 +99,41 @@ def test_a_trial_finds_no_key_of_its_operator(
         assert "trials are not isolated: they can read your files" in said
 
 
+@pytest.mark.parametrize("beside", [True, False], ids=["the agent beside the tasks", "the agent among them"])
+def test_a_trial_finds_nothing_that_scores_it_and_changes_nothing_of_it(rollout: Rollout, beside: bool) -> None:
+    """By the paths that it can guess: of its task, of another one, of the reward function."""
+    tasks, score = rollout.folder / "tasks", rollout.folder / "score.py"
+    score.write_text("def score(workdir):\n    return float((workdir / 'answer').exists())\n")
+    for name in ("one", "two"):
+        for inner in ("tests", "solution", "environment"):
+            (tasks / name / inner).mkdir(parents=True)
+        (tasks / name / "instruction.md").write_text("Do it.\n")
+        (tasks / name / "task.toml").write_text("[metadata]\nanswer = 'secret'\n")
+        (tasks / name / "tests" / "checks.py").write_text("# secret\n")
+        (tasks / name / "solution" / "solve.sh").write_text("# secret\n")
+        (tasks / name / "environment" / "given").write_text("given\n")
+    agent = (rollout.folder if beside else tasks) / "agent.sh"
+    agent.write_text(f"""#!/bin/sh
+cat given >answer
+cp -r {tasks} {score} seen
+for file in {tasks}/*/tests/checks.py {score} "$OLDPWD/score.py"; do echo changed >"$file"; done
+exit 0
+""")
+    agent.chmod(0o755)
+    before = {path: path.read_bytes() for path in [score, *tasks.rglob("*")] if path.is_file()}
+    rollout(
+        tasks, "--run", f"scoring-{beside}", "--group-size", "1", "--keep", "all", "--confine", "require",
+        "--reward", f"{score}:score", "--stop-after-failures", "0", command=[str(agent)],
+    )  # fmt: skip
+    rows = rollout.rows()
+    assert [row["reward"] for row in rows] == [1.0, 1.0]
+    for row in rows:
+        work = Path(row["folder"]) / "work"
+        assert (work / "answer").read_text() == "given\n"
+        assert not [path for path in work.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+    assert {path: path.read_bytes() for path in before} == before
+
+
 async def test_a_confined_command_has_its_folder_its_output_and_its_exit_code(
     folder: Path, executor: Callable[[float], LocalExecutor]
 ) -> None:
