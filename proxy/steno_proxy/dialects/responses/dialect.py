@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from steno.contracts.chat import RECORDED, CanonicalRequest, Job, Message, ResponseFormat
-from steno.contracts.errors import BadRequest, EngineFailed, NotFound, PreviousNotFound, StenoError
+from steno.contracts.errors import BadRequest, NotFound, PreviousNotFound, StenoError
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.base import Choice, Header, Writer, check_wire, decode
 from steno_proxy.dialects.openai import common
@@ -28,17 +28,20 @@ from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import format_of
 from steno_proxy.dialects.parts import SeenParts
 from steno_proxy.dialects.refusals import must_be, nobody_runs
+from steno_proxy.dialects.responses.compaction import (
+    ASK,
+    CompactionWriter,
+    compacted_body,
+    is_triggered,
+    triggered_body,
+)
 from steno_proxy.dialects.responses.events import ResponsesWriter
-from steno_proxy.dialects.responses.items import read_items, seal
-from steno_proxy.dialects.responses.output import ResponsesRequest, body_of, usage
+from steno_proxy.dialects.responses.items import read_items
+from steno_proxy.dialects.responses.output import ResponsesRequest, body_of
 from steno_proxy.dialects.responses.schema import COMPACT, COUNT, RESPONSES
 from steno_proxy.dialects.responses.tools import Tools, read_choice, read_tools, tools_in_response
 
-ASK = (
-    "This conversation is about to be cut off here, and will go on from your next message alone. Write down all that is needed "
-    "to go on: what was asked for, what has been done and found out, with names, paths and numbers, what was decided, and what "
-    "is left to do. Call no tools, and answer with that summary only."
-)
+_NO_TOOLS = {"type": "additional_tools", "tools": list[Any]()}
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})\Z")
 
 
@@ -100,15 +103,16 @@ class ResponsesDialect:
     keepalive: ClassVar[bytes] = common.KEEPALIVE
 
     def parse(self, body: bytes) -> CanonicalRequest:
-        return canonical(decode(_decoder, body))
+        asked = decode(_decoder, body)
+        return _compacting(asked) if is_triggered(asked.input) else canonical(asked)
 
     def writer(self, request: CanonicalRequest, header: Header) -> Writer:
         assert isinstance(request, ResponsesRequest)
-        return ResponsesWriter(request, header)
+        return (CompactionWriter if request.compacts else ResponsesWriter)(request, header)
 
     def answer(self, request: CanonicalRequest, header: Header, choices: Sequence[Choice]) -> bytes:
         assert isinstance(request, ResponsesRequest)
-        return to_json(body_of(request, header, choices[0]))
+        return to_json((triggered_body if request.compacts else body_of)(request, header, choices[0]))
 
     def error(self, error: StenoError, request_id: str = "") -> bytes:
         return common.error_body(error)
@@ -147,12 +151,7 @@ class ResponsesCount:
 
 
 class ResponsesCompact(ResponsesDialect):
-    """`POST …/responses/compact`: a conversation made short, so that it can go on in less context.
-
-    The model makes it short: it is asked for a summary, after the conversation as it stands, and what it says is a turn like any
-    other, on record and of the policy. The summary comes back sealed, as an item of type `compaction`, which stands for all that
-    came before it when it is sent again. Never streamed, never stored, without tools.
-    """
+    """`POST …/responses/compact`: a conversation made short (`compaction.py`). Never streamed."""
 
     paths: ClassVar[tuple[str, ...]] = ("/v1/responses/compact",)
 
@@ -160,27 +159,38 @@ class ResponsesCompact(ResponsesDialect):
         asked = decode(_decoder, body)
         if not asked.model:
             raise BadRequest("model is required", field="model")
-        asked.stream, asked.store = False, False
-        asked.tools = asked.tool_choice = asked.text = None
-        return canonical(asked, last={"role": "user", "content": ASK})
+        asked.stream = False
+        return _compacting(asked)
 
     def answer(self, request: CanonicalRequest, header: Header, choices: Sequence[Choice]) -> bytes:
-        summary = choices[0].message["content"]
-        if not summary.strip():
-            raise EngineFailed("the model gave no summary of the conversation")
-        item = {"id": f"cmp_{header.answer_id}_0", "type": "compaction", "encrypted_content": seal(summary)}
-        return to_json(
-            {
-                "id": f"resp_{header.answer_id}",
-                "object": "response.compaction",
-                "created_at": header.created,
-                "output": [item],
-                "usage": usage(choices[0]),
-            }
-        )
+        return to_json(compacted_body(header, choices[0]))
 
     def openapi(self) -> dict[str, Any]:
         return COMPACT
+
+
+def _compacting(asked: _ResponsesBody) -> ResponsesRequest:
+    """The request for a summary that a body is: never stored, without tools."""
+    if isinstance(asked.input, list):
+        if is_triggered(asked.input):
+            asked.input.pop()
+        asked.input = [_NO_TOOLS if _has_tools(item) else item for item in asked.input]
+    asked.store = False
+    asked.tools = asked.tool_choice = asked.text = None
+    request = canonical(asked, last={"role": "user", "content": ASK})
+    request.compacts = True
+    return request
+
+
+def _has_tools(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "additional_tools"
+
+
+def empty_response(model: str, created: int) -> bytes:
+    """The events of a response for which nothing was generated, and nothing recorded. Its id is "": no other can go on from it,
+    and Codex, which would, sends all of its items again instead."""
+    writer = ResponsesWriter(canonical(_ResponsesBody(input="-", store=False)), Header("", created, model))
+    return writer.begin(0, 0, 0) + writer.end([Choice(0, {"role": "assistant", "content": ""}, "stop", 0, 0)])
 
 
 def canonical(body: _ResponsesBody, last: Message | None = None, *, complete: bool = True) -> ResponsesRequest:

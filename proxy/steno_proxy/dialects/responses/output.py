@@ -26,13 +26,14 @@ class ResponsesRequest(CanonicalRequest):
     """A request, and what it takes to answer in kind.
 
     places: `Tools.places`. summary: reasoning goes back as a summary. sealed: with `encrypted_content`.
-    echo: what a response repeats of its request.
+    echo: what a response repeats of its request. compacts: the answer is a summary (`compaction.py`).
     """
 
     places: dict[str, ClientTool] = msgspec.field(default_factory=dict)
     summary: bool = False
     sealed: bool = False
     echo: dict[str, Any] = msgspec.field(default_factory=dict)
+    compacts: bool = False
 
 
 def reasoning_item(item_id: str, text: str, request: ResponsesRequest, status: str = "completed") -> Item:
@@ -102,7 +103,7 @@ def usage(choice: Choice) -> dict[str, Any]:
 def head_of(request: ResponsesRequest, header: Header) -> dict[str, Any]:
     """What stays the same while a response comes."""
     return {
-        "id": f"resp_{header.answer_id}",
+        "id": f"resp_{header.answer_id}" if header.answer_id else "",
         "object": "response",
         "created_at": header.created,
         "model": header.model,
