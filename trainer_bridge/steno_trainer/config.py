@@ -259,7 +259,7 @@ class TrainerSettings(Settings):
                 f"{self.overlong_max_tokens}",
                 field="overlong_buffer_tokens",
             )
-        if not self.mismatch_low < self.mismatch_high:
+        if self.mismatch == "masked" and not self.mismatch_low < self.mismatch_high:
             raise ConfigError(
                 f"mismatch_low: got {self.mismatch_low}, must be below mismatch_high, {self.mismatch_high}",
                 field="mismatch_low",

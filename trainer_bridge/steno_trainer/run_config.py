@@ -15,6 +15,13 @@ from steno.contracts.train_models import ModelNames
 from steno_trainer.config import Need, TrainerSettings
 
 RUN_NEEDS = (
+    *(
+        Need(field, "weights that are pushed, which offline none are", ("offline", "records"), lambda s: not s.is_offline)
+        for field in (
+            "max_staleness_steps", "transport", "weights_url", "push", "push_every", "push_deadline_s", "kv", "probe_tokens",
+            "send_dtype",
+        )
+    ),
     Need("weights_dir_at_workers", "transport: filesystem", ("transport",), lambda s: s.transport == "filesystem"),
     Need("push_full_every", "push: delta", ("push",), lambda s: s.push == "delta"),
     Need("nccl_processes", "transport: nccl", ("transport",), lambda s: s.transport == "nccl"),
@@ -156,6 +163,7 @@ class RunSettings(TrainerSettings):
     def check(self) -> None:
         """Raises: ConfigError: names the field of a combination that can't be."""
         super().check()
+        self.check_needs(RUN_NEEDS)
         if self.push_every > self.max_staleness_steps + 1:
             raise ConfigError(
                 f"push_every {self.push_every}: agents would sample by weights {self.push_every - 1} steps behind, and "
@@ -169,7 +177,12 @@ class RunSettings(TrainerSettings):
                 f"eval_every: got {self.eval_every}, must be a multiple of push_every ({self.push_every})",
                 field="eval_every",
             )
-        self.check_needs(RUN_NEEDS)
+        if self.probe_tokens == 1:
+            raise ConfigError(
+                "probe_tokens: got 1, must be 0 or at least 2: nothing comes before the first token, so that it has no "
+                "log-probability",
+                field="probe_tokens",
+            )
         if self.weights_url is not None:
             if self.transport != "filesystem" or self.weights_dir_at_workers is not None:
                 raise ConfigError(

@@ -48,7 +48,9 @@ def trained_again_with_rewards_the_other_way(one: Product) -> None:
     with one.client() as client:
         view, in_force = client.run("again"), one.in_force()
         assert view.borrowed and not view.sampled
-        trainer = one.train(name="again", run="again", offline=True, spy=True, ranks=1)
+        trainer = one.train(
+            name="again", run="again", offline=True, spy=True, ranks=1, probe_tokens=64, probe_tolerance=None
+        )
         trainer.wait()
         after = client.run("again")
         scored = [session.trial_id for session in client.sessions(run_id="again") if session.reward is not None]

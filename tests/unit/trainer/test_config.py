@@ -32,6 +32,7 @@ def settings(**fields: Any) -> TrainerSettings:
         ({"aggregation": "constant"}, "constant_tokens"),
         ({"constant_tokens": 5}, "constant_tokens"),
         ({"mismatch_low": 2.0}, "mismatch_low"),
+        ({"mismatch": "masked", "mismatch_high": 0.5}, "mismatch_low"),
         ({"importance_sampling_level": "sequence"}, "importance_sampling_level"),
         ({"overlong_max_tokens": 5}, "overlong_buffer_tokens"),
         ({"overlong_buffer_tokens": 5}, "overlong_buffer_tokens"),
@@ -56,6 +57,12 @@ def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any]
     with pytest.raises(ConfigError) as refused:
         settings(**fields).check()
     assert refused.value.field == named
+
+
+def test_what_truncates_has_no_lowest_ratio_to_be_above() -> None:
+    given = settings(mismatch="truncated", mismatch_high=0.5)
+    given.check()
+    assert objective_of(given).mismatch.high == 0.5
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,35 @@ def settings(**fields: Any) -> RunSettings:
         ({"push": "adapter"}, "push"),
         ({"push_full_every": 5}, "push_full_every"),
         ({"probe_tokens": 0, "probe_tolerance": 0.5}, "probe_tolerance"),
+        ({"probe_tokens": 1}, "probe_tokens"),
+        *(
+            ({"offline": True, **pushing}, next(iter(pushing)))
+            for pushing in (
+                {"max_staleness_steps": 4},
+                {"transport": "stream"},
+                {"weights_url": "s3://bucket"},
+                {"push": "delta"},
+                {"push_every": 5},
+                {"push_deadline_s": 60.0},
+                {"kv": "keep"},
+                {"probe_tokens": 0},
+                {"send_dtype": "bfloat16"},
+            )
+        ),
     ],
 )
 def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError) as refused:
         settings(**fields).check()
     assert refused.value.field == named
+
+
+def test_offline_a_push_is_refused_since_there_is_none_and_not_for_its_staleness() -> None:
+    with pytest.raises(ConfigError, match=r"push_every: got 5, needs weights that are pushed.*offline is true"):
+        settings(offline=True, push_every=5).check()
+    with pytest.raises(ConfigError, match=r"transport: got stream.*records is a\.jsonl"):
+        settings(records="a.jsonl", transport="stream").check()
+    settings(offline=True, max_staleness_steps=1, probe_tokens=64, push="full").check()
 
 
 @pytest.mark.parametrize("field", ["lease_ttl_s", "push_deadline_s"])

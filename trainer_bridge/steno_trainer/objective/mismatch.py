@@ -46,7 +46,7 @@ class Mismatch:
     high: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.low < self.high:
+        if self.correction is Correction.MASKED and not 0.0 <= self.low < self.high:
             raise ConfigError(
                 f"mismatch bounds: got {self.low} and {self.high}, must be 0 <= low < high", field="mismatch"
             )
