@@ -248,6 +248,8 @@ class _Socket:
                 await self._tell(data)
 
         await self._create(dict(self._scope), receive, send)
+        if not given:  # it was refused unread
+            self._taken(message)
         self._local.ends(turn_id)
         return ended or self._gone.is_set()
 
