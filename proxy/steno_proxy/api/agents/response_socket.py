@@ -29,6 +29,7 @@ from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.dialects.base import decode
 from steno_proxy.dialects.openai.common import error_body, to_json
 from steno_proxy.dialects.responses.dialect import ResponsesDialect
+from steno_proxy.turns.interfaces import ProxyStopping
 from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.worker_socket import MAX_OPENING_FRAMES, opening_of
 
@@ -45,7 +46,8 @@ FRAME_BYTES = 4096
 _KEYS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 _LOCAL = "steno.local"
 _ENDED = re.compile(rb'\{"type":"response\.(completed|incomplete|failed)",[^{]*\{"id":"resp_([0-9a-f]{12})"')
-_AWAY, _TRY_AGAIN, _REFUSED, _FAILED = 1001, 1013, 1008, 1011
+_AWAY, _REFUSED, _FAILED, _RESTARTS, _TRY_AGAIN = 1001, 1008, 1011, 1012, 1013
+_STOPS = "the proxy is about to stop"
 
 
 class _Event(msgspec.Struct):
@@ -93,13 +95,16 @@ class CreateResponse(GenerationEndpoint):
 
 
 class ResponseSockets:
-    """The ASGI endpoint. Args: max_bytes: of one message."""
+    """The ASGI endpoint. Args: max_bytes: of one message. stopping: set when the proxy is told to stop."""
 
-    def __init__(self, create: CreateResponse, keys: Keyring, inflight: BodiesInFlight, max_bytes: int) -> None:
+    def __init__(
+        self, create: CreateResponse, keys: Keyring, inflight: BodiesInFlight, max_bytes: int, stopping: asyncio.Event
+    ) -> None:
         self._create = create
         self._keys = keys
         self._inflight = inflight
         self._max_bytes = max_bytes
+        self._stopping = stopping
         self._open: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,13 +115,15 @@ class ResponseSockets:
             await self._keys.check_current(key_of(scope["headers"]), trial_id)
             if self._open.get(trial_id, 0) >= MOST_SOCKETS:
                 raise TooManyRequests(f"this trial has {MOST_SOCKETS} sockets open, the maximum")
+            if self._stopping.is_set():
+                raise ProxyStopping(_STOPS)
         except StenoError as error:
             log.info("socket refused: %d %s: %s", error.status, error.code, error.message)
             await _deny(error, send)
             return
         self._open[trial_id] = self._open.get(trial_id, 0) + 1
         opening = opening_of(scope)
-        socket = _Socket(scope, receive, send, self._create, self._inflight.hold(trial_id))
+        socket = _Socket(scope, receive, send, self._create, self._inflight.hold(trial_id), self._stopping)
         try:
             await receive()
             if opening is not None:
@@ -139,8 +146,12 @@ class ResponseSockets:
 class _Socket:
     """share: of the messages that have come, or are coming, and are not asked yet."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, create: CreateResponse, share: BodyShare) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, create: CreateResponse, share: BodyShare,
+        stopping: asyncio.Event,
+    ) -> None:  # fmt: skip
         self.share = share
+        self._stopping = stopping
         self._receive = receive
         self._send = send
         self._create = create
@@ -168,11 +179,17 @@ class _Socket:
         return True
 
     async def run(self) -> None:
-        reading = asyncio.ensure_future(self._read())
+        tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._stop())]
         try:
             await self._serve()
         finally:
-            reading.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _stop(self) -> None:
+        """Wake a socket that waits for a message once the proxy is about to stop: the next one is for another replica."""
+        await self._stopping.wait()
+        self._waiting.put_nowait(None)
 
     async def _read(self) -> None:
         """Messages as they come, also while a response is on its way: who has left must be noticed."""
@@ -193,6 +210,9 @@ class _Socket:
                     message = await self._waiting.get()
             except TimeoutError:
                 await self._close(_AWAY, f"no message came for {IDLE_S:.0f} s")
+                return
+            if self._stopping.is_set() and not isinstance(message, StenoError):
+                await self._close(_RESTARTS, _STOPS)
                 return
             if message is None or self._gone.is_set():
                 return
@@ -302,10 +322,13 @@ def _check(message: bytes) -> None:
         )
 
 
-def by_path(turns: TurnService, keys: Keyring, *, bodies: BodyReader, **bounds: Any) -> dict[str, ASGIApp]:
+def by_path(
+    turns: TurnService, keys: Keyring, stopping: asyncio.Event, *, bodies: BodyReader, **bounds: Any
+) -> dict[str, ASGIApp]:
     """For `front.Application`. bounds: as of the generation routes."""
     create = CreateResponse(ResponsesDialect(), turns, keys, bodies=bodies, **bounds)
-    return dict.fromkeys(ResponsesDialect.paths, ResponseSockets(create, keys, bodies.inflight, bodies.max_bytes))
+    sockets = ResponseSockets(create, keys, bodies.inflight, bodies.max_bytes, stopping)
+    return dict.fromkeys(ResponsesDialect.paths, sockets)
 
 
 async def _deny(error: StenoError, send: Send) -> None:
