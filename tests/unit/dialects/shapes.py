@@ -331,6 +331,10 @@ OWN: dict[str, dict[str, Callable[[int], Json]]] = {
         "a bad role at the end": lambda size: {"messages": [
             *_each(size // 2, 30, lambda i: {"role": "user", "content": "a"}), {"role": "x" * (size // 2), "content": "a"}]},
         "stop tokens": lambda size: chat(_talk()) | {"stop_token_ids": [1] * (size // 2)},
+        "tools that messages bring": lambda size: {"messages": [{"role": "user", "content": "a"}, *_each(size, 110, lambda i: {
+            "role": "system", "tools": [_FUNCTION | {"function": {"name": f"t{i}"}}]})]},
+        "tools left out": lambda size: {"messages": [{"role": "user", "content": "a"}], "tools": [
+            _FUNCTION | {"function": {"name": "t"}}, *_dropped(size)]},
     },
     "messages": {
         "documents": lambda size: {

@@ -121,7 +121,13 @@ def test_allowed_tools_leaves_only_those() -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tools": [{"type": "custom"}]}, "tools.0.type"),
+        ({"tools": [TOOL, {"type": "custom", "custom": {"name": "c"}}]}, "tools.1.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"messages": [USER, {"role": "system", "tools": [{"function": {}}]}]}, "messages.1.tools.0.function"),
+        ({"messages": [USER, {"role": "system", "tools": "all"}]}, "messages.1.tools"),
+        ({"messages": [USER, {"role": "system", "tools": [{"type": "file_search"}]}]}, "messages.1.tools.0.type"),
+        ({"messages": [{"role": "system", "tools": [TOOL]}]}, "messages"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
@@ -135,6 +141,47 @@ def test_allowed_tools_leaves_only_those() -> None:
 )
 def test_what_can_not_be_honoured_is_refused_by_name(body: dict[str, Any], field: str) -> None:
     assert refused(**body).field == field
+
+
+def test_tools_that_the_provider_runs_are_left_out_and_named() -> None:
+    hosted = {"type": "builtin_function", "function": {"name": "$web_search"}}
+    request = parse(tools=[{"type": "web_search_preview"}, TOOL, hosted], tool_choice="required")
+    assert (request.job.tools, request.dropped) == ([TOOL], ["web_search_preview", "builtin_function"])
+    assert "nobody here can" in refused(tools=[hosted], tool_choice="required").message
+    assert "/v1/responses" in refused(tools=[{"type": "custom", "custom": {"name": "c"}}, TOOL]).message
+
+
+def test_tools_of_a_system_message_come_after_the_requests_own() -> None:
+    """As Kimi Code brings tools that it found later."""
+    late = {"type": "function", "function": {"name": "late"}}
+    again = {"type": "function", "function": {"name": "f", "description": "other"}}
+    brings = {"role": "system", "tools": [late, again, {"type": "web_search"}]}
+    request = parse(messages=[USER, brings, USER], tools=[TOOL])
+    assert request.job.messages == [USER, USER] and request.job.tools == [again, late]
+    assert request.dropped == ["web_search"]
+    said = parse(messages=[USER, brings | {"content": "more"}]).job
+    assert said.messages[1] == {"role": "system", "content": "more"} and len(said.tools) == 2
+    assert not parse(messages=[USER | {"tools": "mine"}]).job.tools  # of other roles it is an unknown field
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled", "keep": "all"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        ({"thinking": "off"}, {}),
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"enable_thinking": False, "thinking": {"type": "enabled"}}, {"enable_thinking": False}),
+        ({"enable_thinking": None, "thinking": None}, {}),
+        (
+            {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+        ),
+    ],
+)
+def test_thinking_is_switched_by_each_providers_field(fields: dict[str, Any], options: dict[str, Any]) -> None:
+    assert parse(**fields).job.template_kwargs == options
 
 
 def test_unknown_fields_are_ignored_at_every_level() -> None:

@@ -2,8 +2,8 @@
 
 What a client may send is honoured or refused by name; what it does not know of (unknown fields, at every level) is ignored.
 `developer` is `system`; null, absent and "" content are the same; content parts are texts, of users and tools images too, of
-assistants reasoning (anything else is a 400 naming the part: what a user sent must not vanish). `tool_choice: allowed_tools`
-offers the model the allowed tools only. Clients echo `reasoning_content` (some say `reasoning`), which is taken as it is.
+assistants reasoning (anything else is a 400 naming the part: what a user sent must not vanish). Clients
+echo `reasoning_content` (some say `reasoning`), which is taken as it is. Which tools there are is `chat_tools.py`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Job, Message, Tool
+from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Job, Message
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects import bounds
-from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.openai import common
+from steno_proxy.dialects.openai.chat_tools import ChatTools, ToolBody, tool_choice_of
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, thought_of
@@ -42,23 +42,12 @@ class _Message(msgspec.Struct):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
-
-
-class _ToolFunction(msgspec.Struct):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class _Tool(msgspec.Struct):
-    type: str = "function"
-    function: _ToolFunction | None = None
+    tools: Any = None
 
 
 class ChatBody(common.SamplingBody, kw_only=True):
     messages: list[_Message]
-    tools: list[_Tool] | None = None
+    tools: list[ToolBody] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormatBody | None = None
@@ -66,6 +55,8 @@ class ChatBody(common.SamplingBody, kw_only=True):
     top_logprobs: bounds.TopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    thinking: Any = None
+    enable_thinking: Any = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
@@ -82,11 +73,17 @@ def canonical(body: ChatBody) -> CanonicalRequest:
         raise BadRequest("functions is deprecated and not supported: use tools", field="functions")
     if body.modalities and body.modalities != ["text"]:
         raise BadRequest(f"modalities: got {body.modalities[:3]}, must be ['text']", field="modalities")
-    tools = [_tool(i, tool) for i, tool in enumerate(body.tools or ())]
-    choice, tools = _tool_choice(body.tool_choice, tools)
     seen = SeenParts()
+    given = ChatTools(body.tools or [], seen)
+    messages = [
+        _message(i, message, seen) for i, message in enumerate(body.messages) if not _only_tools(i, message, given)
+    ]
+    if not messages:
+        raise BadRequest("messages: none of them says anything", field="messages")
+    given.check_runnable()
+    choice, tools = tool_choice_of(body.tool_choice, given.offered)
     job = Job(
-        messages=[_message(i, message, seen) for i, message in enumerate(body.messages)],
+        messages=messages,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -99,7 +96,16 @@ def canonical(body: ChatBody) -> CanonicalRequest:
     )
     request = common.request_of(body, "chat", job)
     request.hides_reasoning, request.images = body.include_reasoning is False, seen.images
+    request.dropped = seen.dropped
     return request
+
+
+def _only_tools(i: int, given: _Message, tools: ChatTools) -> bool:
+    """Takes the tools that a system message brings. Returns: whether it says nothing else. Of other roles they are unknown."""
+    if not given.tools or given.role not in ("system", "developer"):
+        return False
+    tools.add(f"messages.{i}.tools", given.tools)
+    return not given.content
 
 
 def _message(i: int, given: _Message, seen: SeenParts) -> Message:
@@ -179,74 +185,17 @@ def _call(path: str, given: _Call) -> dict[str, Any]:
     }
 
 
-def _tool(i: int, given: _Tool) -> Tool:
-    if given.type != "function" or given.function is None:
-        raise BadRequest(f"tools.{i}.type: must be function: other tools are not supported", field=f"tools.{i}.type")
-    given_function = given.function
-    if not given_function.name:
-        raise BadRequest(f"tools.{i}.function.name is required", field=f"tools.{i}.function.name")
-    function: dict[str, Any] = {"name": given_function.name}
-    if given_function.description is not None:
-        function["description"] = given_function.description
-    if given_function.parameters is not None:
-        check_wire(f"tools.{i}.function.parameters", given_function.parameters)
-        function["parameters"] = given_function.parameters
-    if given_function.strict is not None:
-        function["strict"] = given_function.strict
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(given: str | dict[str, Any] | None, tools: list[Tool]) -> tuple[str, list[Tool]]:
-    """The canonical choice, and the tools left to choose from."""
-    if given is None:
-        return "auto", tools
-    if isinstance(given, str):
-        if given not in ("auto", "none", "required"):
-            raise BadRequest(
-                f"tool_choice: got {given[:40]!r}, must be one of auto, none, required", field="tool_choice"
-            )
-        if given == "required" and not tools:
-            raise BadRequest("tool_choice: got 'required', but the request has no tools", field="tool_choice")
-        return given, tools
-    kind = given.get("type")
-    if kind == "function":
-        name = _name_of(given, "tool_choice")
-        if not any(tool["function"]["name"] == name for tool in tools):
-            raise BadRequest(
-                f"tool_choice.function.name: no tool is named {name[:80]!r}", field="tool_choice.function.name"
-            )
-        return f"function:{name}", tools
-    if kind == "allowed_tools":
-        return _allowed(given.get("allowed_tools"), tools)
-    raise must_be("function or allowed_tools", "tool_choice.type", kind)
-
-
-def _allowed(given: Any, tools: list[Tool]) -> tuple[str, list[Tool]]:
-    path = "tool_choice.allowed_tools"
-    if not isinstance(given, dict) or not isinstance(given.get("tools"), list):
-        raise BadRequest(f"{path}.tools is required", field=f"{path}.tools")
-    mode = given.get("mode", "auto")
-    if mode not in ("auto", "required"):
-        raise must_be("auto or required", f"{path}.mode", mode)
-    names = {_name_of(tool, f"{path}.tools.{i}") for i, tool in enumerate(given["tools"])}
-    allowed = [tool for tool in tools if tool["function"]["name"] in names]
-    if not allowed:
-        raise BadRequest(f"{path}.tools: none of these names is in `tools`", field=f"{path}.tools")
-    return mode, allowed
-
-
-def _name_of(given: Any, path: str) -> str:
-    function = given.get("function") if isinstance(given, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or not name:
-        raise BadRequest(f"{path}.function.name is required", field=f"{path}.function.name")
-    return name
-
-
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:
+    """`thinking` as Moonshot, DeepSeek and Z.ai spell it, `enable_thinking` as DashScope does; another `type` leaves it to the
+    model."""
     kwargs = common.template_kwargs_of(body.chat_template_kwargs)
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    kind = body.thinking.get("type") if isinstance(body.thinking, dict) else None
+    if isinstance(body.enable_thinking, bool):
+        kwargs.setdefault("enable_thinking", body.enable_thinking)
+    elif kind in ("enabled", "disabled"):
+        kwargs.setdefault("enable_thinking", kind == "enabled")
     return kwargs | _end_of_prompt(body)
 
 
