@@ -108,6 +108,20 @@ def test_documents_of_text_are_read() -> None:
     assert [part["text"] for part in found] == ["a", "b"]
 
 
+def test_search_results_are_read_with_where_they_are_from() -> None:
+    found = {
+        "type": "search_result",
+        "source": "https://a.b/c",
+        "title": "Keys",
+        "content": [{"type": "text", "text": "k"}],
+    }
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [found, found | {"title": "", "content": []}]}
+    [message] = messages({"role": "user", "content": [result]})
+    assert [part["text"] for part in message["content"]] == ["Keys\nhttps://a.b/c\n", "k", "https://a.b/c\n"]
+    assert messages({"role": "user", "content": [found]})[0]["content"][1]["text"] == "k"
+    assert not parse(messages=[{"role": "user", "content": [result]}]).dropped
+
+
 def test_blocks_and_tools_of_unknown_types_are_dropped_and_named() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "container_upload", "file_id": "f"}]
     echoed = {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "w", "input": {}}]}
@@ -136,6 +150,10 @@ def test_blocks_and_tools_of_unknown_types_are_dropped_and_named() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "content", "content": [
             "a", {"type": "document", "source": {"type": "text", "data": "b"}}]}}]}]},
          "messages.0.content.0.source.content.1.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "search_result", "content": "a"}]}]},
+         "messages.0.content.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "search_result", "content": [{"type": "search_result"}]}]}]},
+         "messages.0.content.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages.0.content.0.tool_use_id"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),

@@ -190,7 +190,7 @@ def _image(path: str, block: dict[str, Any], seen: SeenParts) -> Part:
 
 
 def _text(path: str, block: Any, seen: SeenParts) -> list[str]:
-    """The texts of a block: one of a text, those inside a document, none of a type that is not known."""
+    """The texts of a block: one of a text, those inside a document or a search result, none of a type that is not known."""
     kind = _type(path, block)
     if kind == "text":
         return [block if isinstance(block, str) else string(f"{path}.text", block.get("text"))]
@@ -202,6 +202,8 @@ def _text(path: str, block: Any, seen: SeenParts) -> list[str]:
         raise BadRequest(f"{path}.type: {kind!r} blocks are not supported", field=f"{path}.type")
     if kind == "document":
         return _document(path, block, seen)
+    if kind == "search_result":
+        return _search_result(path, block, seen)
     seen.dropped.append(kind)
     return []
 
@@ -221,6 +223,18 @@ def _document(path: str, block: dict[str, Any], seen: SeenParts) -> list[str]:
                 raise BadRequest(f"{at}: a document must not contain a document", field=at)
         return _texts(path, inner, seen)
     raise must_be("text or content: other documents are not supported", f"{path}.source.type", kind)
+
+
+def _search_result(path: str, block: dict[str, Any], seen: SeenParts) -> list[str]:
+    """What a search of the client's found: where, in a text of its own, then the texts."""
+    named = [string(f"{path}.{key}", block.get(key)) for key in ("title", "source")]
+    content = block.get("content")
+    if not isinstance(content, list):
+        raise must_be("a list of text blocks", f"{path}.content", content)
+    for j, one in enumerate(content):
+        if _type(at := f"{path}.content.{j}", one) != "text":
+            raise BadRequest(f"{at}.type: a search_result holds text blocks only", field=f"{at}.type")
+    return ["\n".join(name for name in named if name) + "\n", *_texts(f"{path}.content", content, seen)]
 
 
 def _type(path: str, block: Any) -> str:
