@@ -77,7 +77,6 @@ async def test_what_is_refused_is_an_event_and_the_socket_goes_on(proxy: Proxy) 
         for fields, status, code, param in (
             ({"type": "response.append", "input": "x"}, 400, "invalid_request", "type"),
             ({"type": None}, 400, "invalid_request", "type"),
-            ({"generate": False, "input": "x"}, 400, "invalid_request", "generate"),
             ({"input": []}, 400, "invalid_request", "input"),
             ({"input": "x", "background": True}, 400, "invalid_request", "background"),
             (
@@ -90,6 +89,7 @@ async def test_what_is_refused_is_an_event_and_the_socket_goes_on(proxy: Proxy) 
             [event] = await asked(wire, **fields)
             assert (event["type"], event["status"], event["code"], event["param"]) == ("error", status, code, param)
             assert event["error"]["code"] == code and event["message"] == event["error"]["message"]
+        assert (await asked(wire, generate=False, input="x"))[-1]["response"]["id"] == ""  # opened early: no turn
         await wire.send("no JSON")
         assert json.loads(await wire.recv())["status"] == 400
         assert (await asked(wire, input="x"))[-1]["type"] == "response.completed"

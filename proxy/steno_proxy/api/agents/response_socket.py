@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import re
+import time
 from typing import Any
 
 import msgspec
@@ -21,14 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import BadRequest, StenoError, TooManyRequests
 from steno_proxy import logs
-from steno_proxy.api.agent_http import BodyReader, check_trial_id, refusal_headers
+from steno_proxy.api.agent_http import MAX_MODEL_CHARS, BodyReader, check_trial_id, refusal_headers
 from steno_proxy.api.agents import generation
 from steno_proxy.api.agents.generation import GenerationEndpoint
 from steno_proxy.api.bodies_in_flight import BodiesInFlight, BodyShare
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.dialects.base import decode
 from steno_proxy.dialects.openai.common import error_body, to_json
-from steno_proxy.dialects.responses.dialect import ResponsesDialect
+from steno_proxy.dialects.responses.dialect import ResponsesDialect, empty_response
 from steno_proxy.turns.interfaces import ProxyStopping
 from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.worker_socket import MAX_OPENING_FRAMES, opening_of
@@ -53,6 +54,7 @@ _STOPS = "the proxy is about to stop"
 class _Event(msgspec.Struct):
     type: str = ""
     generate: bool | None = None
+    model: str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -221,12 +223,15 @@ class _Socket:
                 await self._close(_TRY_AGAIN if message.retryable else _REFUSED, message.message)
                 return
             try:
-                _check(message)
+                event = _check(message)
             except StenoError as error:
                 self._taken(message)
                 await self._error(error.status, error_body(error), [])
                 continue
-            if not await self._answer(message):
+            if event.generate is False:
+                self._taken(message)
+                await self._warmed(event.model or "")
+            elif not await self._answer(message):
                 await self._close(_FAILED, "the response ended before it was complete")
                 return
 
@@ -273,6 +278,11 @@ class _Socket:
         self._local.ends(turn_id)
         return ended or self._gone.is_set()
 
+    async def _warmed(self, model: str) -> None:
+        """The answer to `generate: false`, by which clients open a socket early: nothing is sampled, nothing recorded."""
+        for event in empty_response(model[:MAX_MODEL_CHARS], int(time.time())).split(b"\n\n")[:-1]:
+            await self._tell(event.partition(b"\ndata: ")[2])
+
     async def _error(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """An event for a refusal, as OpenAI's SDK (flat) and Open Responses (`error`, `status`) have it."""
         error = msgspec.json.decode(body)["error"]
@@ -310,16 +320,13 @@ class _Socket:
                     )
 
 
-def _check(message: bytes) -> None:
-    """Raises: BadRequest: it is not what can be asked here."""
+def _check(message: bytes) -> _Event:
+    """What of a message counts here. Raises: BadRequest: it is not what can be asked here."""
     event = decode(_decoder, message)
     if event.type != "response.create":
         shown = repr(event.type[:40]) if event.type else "nothing"
         raise BadRequest(f"type: got {shown}, must be response.create", field="type")
-    if event.generate is False:
-        raise BadRequest(
-            "generate: false is not supported: each response.create generates a response", field="generate"
-        )
+    return event
 
 
 def by_path(
