@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steno_adapters.collate import PackedRows, PaddedRows, packed, padded
-    from steno_adapters.collector import CollectedGroup, Collector
+    from steno_adapters.collected_group import CollectedGroup
+    from steno_adapters.collector import Collector
     from steno_adapters.function_agents import AgentCall
     from steno_adapters.rows import TrainableRow
     from steno_adapters.weights import probe_of, push
 
 _WHERE = {
     "steno_adapters.collate": ("PackedRows", "PaddedRows", "packed", "padded"),
-    "steno_adapters.collector": ("CollectedGroup", "Collector"),
+    "steno_adapters.collected_group": ("CollectedGroup",),
+    "steno_adapters.collector": ("Collector",),
     "steno_adapters.function_agents": ("AgentCall",),
     "steno_adapters.rows": ("TrainableRow",),
     "steno_adapters.weights": ("probe_of", "push"),

@@ -15,18 +15,18 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from steno import AsyncClient, Client, LeaseRequest, Limits, SamplingPolicy, StenoError
-from steno.contracts.errors import BadRequest, ConfigError, Gone, NotFound
+from steno.contracts.errors import BadRequest, ConfigError
 from steno.contracts.leases import Lease
 from steno.contracts.policy import Update
 from steno.contracts.train_models import checked
+from steno_adapters.collected_group import Branches, CollectedGroup, read_group
 from steno_adapters.function_agents import AgentFunction, FunctionAgents
 from steno_adapters.last_failures import LastFailures
-from steno_adapters.rows import TrainableRow, trainable_rows
 from steno_rollouts.admission import Admission
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
@@ -41,36 +41,6 @@ T = TypeVar("T")
 
 MOST_LEASES = 256
 """In one request."""
-
-
-@dataclass(frozen=True)
-class CollectedGroup:
-    """A group, leased.
-
-    rewards: by trial, of those that can be trained (one that failed is not among them). rows: of those, in the order of trials
-    and branches; the same each time the group is served, unless a trial was deleted. untrained: sampled tokens of these trials
-    that no row trains, by reason. left_out: trial_id -> why it is not among `rewards`. earlier: another one than this collector
-    rolled it out.
-    """
-
-    lease: Lease
-    rewards: dict[str, float]
-    rows: list[TrainableRow]
-    untrained: Counter[str] = field(default_factory=Counter)
-    earlier: bool = False
-
-    @property
-    def group_id(self) -> str:
-        return self.lease.group.group_id
-
-    @property
-    def task(self) -> dict[str, Any]:
-        """The fields of its task."""
-        return self.lease.group.task
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        return self.lease.left_out
 
 
 class Collector:
@@ -170,12 +140,14 @@ class Collector:
         if self._prepared is not None:
             self._prepared = replace(self._prepared, run_id=self._groups_run)
 
-    def collect(self, tasks: Iterable[Task | Mapping[str, Any]], n: int) -> list[CollectedGroup]:
+    def collect(
+        self, tasks: Iterable[Task | Mapping[str, Any]], n: int, *, branches: Branches = "all"
+    ) -> list[CollectedGroup]:
         """Run `n` trials of each task to their end, and lease every group of the run that is ready: those of an earlier start
         that were not acknowledged come first. A group in which no trial came to a reward is not among them. What was leased
         before an error comes with the next call.
 
-        Args: tasks: of `steno_rollouts.tasks.task.load_tasks`, or their fields; each needs a `task_id`.
+        Args: tasks: of `steno_rollouts.tasks.task.load_tasks`, or their fields; each needs a `task_id`. branches: as `lease`.
         Raises: BadRequest: no agent; a task without an id, or two with one. StenoError: the proxy refuses or is away for long.
             KeyboardInterrupt and the like: trials that run have been ended as `cancelled`, and nothing is leased.
         """
@@ -184,7 +156,7 @@ class Collector:
             groups = [group for group in self._collected if group.lease.lease_id in self._held]
             self._collected = []
         try:
-            while found := self.lease(MOST_LEASES):
+            while found := self.lease(MOST_LEASES, branches=branches):
                 groups += found
         except BaseException:
             with self._lock:
@@ -200,8 +172,10 @@ class Collector:
         gone on with: the same tasks in the same order have the same groups. tasks: may be endless; an id may come again."""
         return self._start(tasks, n, Admission(groups_per_step, max_staleness_steps), again=True)
 
-    def lease(self, max_groups: int = 1, wait_s: float = 0.0) -> list[CollectedGroup]:
-        """Groups that are ready, the oldest first: `max_groups` of them, or those that are after `wait_s` (60 at most)."""
+    def lease(self, max_groups: int = 1, wait_s: float = 0.0, *, branches: Branches = "all") -> list[CollectedGroup]:
+        """Groups that are ready, the oldest first: `max_groups` of them, or those that are after `wait_s` (60 at most).
+
+        Args: branches: of a trial that forked: all have rows, or `main`: the one with the most sampled tokens, whole."""
         request = LeaseRequest(
             run_id=self._groups_run, consumer=f"adapter-{self._name}", max_groups=max_groups, wait_s=wait_s, ttl_s=self._ttl_s
         )  # fmt: skip
@@ -209,7 +183,7 @@ class Collector:
         with self._lock:
             self._held.update((lease.lease_id, lease) for lease in leases)
         try:
-            return [self._read(lease) for lease in leases]
+            return [self._read(lease, branches) for lease in leases]
         except BaseException:
             self._let_go([lease.lease_id for lease in leases])
             raise
@@ -306,27 +280,11 @@ class Collector:
             asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
             raise
 
-    def _read(self, lease: Lease) -> CollectedGroup:
-        rows: list[TrainableRow] = []
-        rewards: dict[str, float] = {}
-        untrained = Counter[str]()
-        for session in lease.trials:
-            try:
-                samples = self._client.samples(session.trial_id)
-            except (Gone, NotFound):
-                untrained["deleted"] += sum(lease.tokens.get(session.trial_id, {}).values())
-                continue
-            assert session.reward is not None  # leased trials have one
-            rewards[session.trial_id] = session.reward
-            found, left = trainable_rows(samples, policy=self.policy, models=self._train_models)
-            rows += found
-            untrained += left
-        sampled = sum(sum(tokens.values()) for tokens in lease.tokens.values())
-        missing = sampled - sum(row.trained_tokens for row in rows) - untrained.total()
-        if missing:
-            untrained["unreadable"] += missing  # of turns that no sample holds
+    def _read(self, lease: Lease, branches: Branches) -> CollectedGroup:
         earlier = lease.group.group_id not in self._mine
-        return CollectedGroup(lease, rewards, rows, untrained, earlier)
+        return read_group(
+            self._client, lease, policy=self.policy, models=self._train_models, branches=branches, earlier=earlier
+        )
 
     def _let_go(self, lease_ids: list[str]) -> None:
         """Give back what can be; the rest runs out."""

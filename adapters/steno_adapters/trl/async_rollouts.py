@@ -30,7 +30,8 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from steno.contracts.errors import BadRequest, StenoError
 from steno.contracts.leases import RunGroups
-from steno_adapters.collector import CollectedGroup, Collector
+from steno_adapters.collected_group import CollectedGroup
+from steno_adapters.collector import Collector
 from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups, NothingToTrain
 from steno_adapters.trl.fresh_rows import FreshRows, QueuedRow, rollout_sample
 from steno_adapters.trl.group_rewards import Advantages, grpo_advantages

@@ -1,8 +1,8 @@
 """`rollout_func` of TRL's `GRPOTrainer`: `PromptRollouts`. On-policy, one row per trial.
 
 TRL gives prompts without the rows that they stand in, so that tasks are found by their prompt; it takes one completion per
-prompt, so that of a trial that forked the longest branch is trained, and the rest is counted. It computes log-probabilities
-anew and does not use the recorded ones. `AsyncRollouts` has none of these limits.
+prompt, so that of a trial that forked the branch with the most sampled tokens is trained, and the rest is counted. It computes
+log-probabilities anew and does not use the recorded ones. `AsyncRollouts` has none of these limits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from steno.contracts.errors import BadRequest
-from steno_adapters.collector import CollectedGroup, Collector
+from steno_adapters.collected_group import CollectedGroup
+from steno_adapters.collector import Collector
 from steno_adapters.rows import TrainableRow
 from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups
 
@@ -115,24 +116,24 @@ class PromptRollouts:
 
     def _collected(self, tasks: list[Mapping[str, Any]], size: int) -> dict[str, CollectedGroup]:
         """By task. On-policy: what was rolled out once is used now, or never."""
-        groups = self._collector.collect(tasks, size)
+        groups = self._collector.collect(tasks, size, branches="main")
         self._collector.acknowledge(groups)
         self.counts["earlier_groups"] += sum(group.earlier for group in groups)
-        return {str(group.task["task_id"]): group for group in groups if not group.earlier}
+        own = [group for group in groups if not group.earlier]
+        self.counts["other_branches"] += sum(group.other_branches for group in own)
+        self.counts["other_branch_tokens"] += sum(group.untrained["other_branch"] for group in own)
+        return {str(group.task["task_id"]): group for group in own}
 
     def _main(self, group: CollectedGroup, trial_id: str, temperature: float) -> TrainableRow | None:
-        rows = [row for row in group.rows if row.trial_id == trial_id]
-        if not rows:
+        main = next((row for row in group.rows if row.trial_id == trial_id), None)  # a trial has one at most
+        if main is None:
             return None
-        main = max(rows, key=lambda row: row.trained_tokens)
         if not np.allclose(main.temperatures[main.response_mask], temperature):
             raise BadRequest(
                 f"temperature: trial {trial_id} sampled at {sorted(set(main.temperatures[main.response_mask].tolist()))}, the "
                 f"trainer divides by {temperature}: must be the same (Collector(temperature=…))",
                 field="temperature",
             )
-        others = sum(row.trained_tokens for row in rows) - main.trained_tokens
-        self.counts.update({"other_branches": len(rows) - 1, "other_branch_tokens": others})
         return main
 
     def _answer(self, rows: Sequence[TrainableRow | None], trainer: GRPOTrainer) -> dict[str, Any]:

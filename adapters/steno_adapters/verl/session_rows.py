@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steno.contracts.records import Sample
+from steno_adapters.main_branch import main_branch
 from steno_adapters.rows import TrainableRow, trainable_rows
 
 
@@ -40,7 +41,7 @@ class SessionRows:
 
 
 def training_rows(
-    samples: Iterable[Sample],
+    samples: Sequence[Sample],
     *,
     prompt_length: int,
     response_length: int,
@@ -50,13 +51,14 @@ def training_rows(
     """
     Args:
         prompt_length, response_length: verl's; what is beyond both together is cut off, and counted as `too_long`.
+        main_only: of a trial that forked one branch is trained, whole.
         models: as `trainable_rows` has them.
     """
-    found, untrained = trainable_rows(samples, models=models)
-    found.sort(key=lambda row: row.trained_tokens)
-    if main_only and found:
-        untrained["other_branch"] += sum(row.trained_tokens for row in found[:-1])
-        found = found[-1:]
+    if main_only:
+        main = main_branch(samples, models=models)
+        found, untrained = [row for row in (main.row,) if row is not None], main.untrained
+    else:
+        found, untrained = trainable_rows(samples, models=models)
     rows = []
     for row in found:
         cut = _trainable(row, prompt_length, response_length)

@@ -30,7 +30,8 @@ def sample(said: str, *, leaf: str = "t1", constrained: bool = False, version: s
     """`p`: a token of the prompt, `s`: one that was sampled."""
     spans = [(i, i + 1) for i, kind in enumerate(said) if kind == "s"]
     return Sample(
-        trial_id="g.0", group_id="g", leaf_id=leaf, turn_ids=[leaf], token_ids=ids_to_bytes(list(range(10, 10 + len(said)))),
+        trial_id="g.0", group_id="g", leaf_id=leaf, turn_ids=[f"{leaf}-{a}" for a, _ in spans],
+        token_ids=ids_to_bytes(list(range(10, 10 + len(said)))),
         loss_mask=bytes(kind == "s" and not constrained for kind in said),
         sampling_logprobs=floats_to_bytes([-float(i) if kind == "s" else NAN for i, kind in enumerate(said)]),
         spans=[TokenSpan(start=a, end=b, version=version) for a, b in spans],

@@ -1,0 +1,77 @@
+"""A leased group with its rows: `CollectedGroup`, and how it is read from the record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from steno import Client
+from steno.contracts.errors import Gone, NotFound
+from steno.contracts.leases import Lease
+from steno_adapters.main_branch import main_branch
+from steno_adapters.rows import TrainableRow, trainable_rows
+
+Branches = Literal["all", "main"]
+
+
+@dataclass(frozen=True)
+class CollectedGroup:
+    """A group, leased.
+
+    rewards: by trial, of those that can be trained (one that failed is not among them). rows: of those, in the order of trials
+    and branches; the same each time the group is served, unless a trial was deleted. untrained: sampled tokens of these trials
+    that no row trains, by reason. left_out: trial_id -> why it is not among `rewards`. earlier: another one than this collector
+    rolled it out. other_branches: that could be trained and have no row, since one of each trial was asked for.
+    """
+
+    lease: Lease
+    rewards: dict[str, float]
+    rows: list[TrainableRow]
+    untrained: Counter[str] = field(default_factory=Counter)
+    earlier: bool = False
+    other_branches: int = 0
+
+    @property
+    def group_id(self) -> str:
+        return self.lease.group.group_id
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The fields of its task."""
+        return self.lease.group.task
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        return self.lease.left_out
+
+
+def read_group(
+    client: Client, lease: Lease, *, policy: str, models: Sequence[str], branches: Branches, earlier: bool
+) -> CollectedGroup:
+    """Args: branches: of a trial that forked: all have rows, or `main`: the one with the most sampled tokens, whole."""
+    rows: list[TrainableRow] = []
+    rewards: dict[str, float] = {}
+    untrained, others = Counter[str](), 0
+    for session in lease.trials:
+        try:
+            samples = client.samples(session.trial_id)
+        except (Gone, NotFound):
+            untrained["deleted"] += sum(lease.tokens.get(session.trial_id, {}).values())
+            continue
+        assert session.reward is not None  # leased trials have one
+        rewards[session.trial_id] = session.reward
+        if branches == "main":
+            main = main_branch(samples, policy=policy, models=models)
+            found, left = [row for row in (main.row,) if row is not None], main.untrained
+            others += main.others
+        else:
+            found, left = trainable_rows(samples, policy=policy, models=models)
+        rows += found
+        untrained += left
+    sampled = sum(sum(tokens.values()) for tokens in lease.tokens.values())
+    missing = sampled - sum(row.trained_tokens for row in rows) - untrained.total()
+    if missing:
+        untrained["unreadable"] += missing  # of turns that no sample holds
+    return CollectedGroup(lease, rewards, rows, untrained, earlier, others)
