@@ -23,7 +23,13 @@ BODY: dict[str, Any] = {
     "max_tokens": 200_000,
     "stream": True,
 }
-PATHS = ["/t/v1/chat/completions", "/t/v1/messages"]  # one breaks its connection, one says an error before it ends
+GEMINI = "/t/v1beta/models/m:streamGenerateContent?alt=sse"
+GEMINI_BODY = {
+    "contents": [{"role": "user", "parts": [{"text": "x"}]}],
+    "generationConfig": {"maxOutputTokens": 200_000},
+}
+PATHS = ["/t/v1/chat/completions", "/t/v1/messages", GEMINI]
+"""The first breaks its connection, the second says an error before it ends, the third does both."""
 AGAIN = "x-stainless-retry-count: 1\r\n"
 LETTERS = 60_000
 """Each an event: more than the buffers between a proxy and a client on one machine take."""
@@ -43,7 +49,7 @@ def answering() -> int:
 @contextlib.asynccontextmanager
 async def deaf(proxy: Proxy, path: str, marks: str = "") -> AsyncIterator[socket.socket]:
     """A client that has asked and reads nothing."""
-    payload = json.dumps(BODY).encode()
+    payload = json.dumps(GEMINI_BODY if path == GEMINI else BODY).encode()
     said = f"host: localhost\r\ncontent-type: application/json\r\n{marks}content-length: {len(payload)}\r\n"
     head = f"POST {path} HTTP/1.1\r\n{said}\r\n"
     with socket.socket() as client:

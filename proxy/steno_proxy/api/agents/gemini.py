@@ -8,6 +8,7 @@ reverse proxy should not either: clients that can send `x-goog-api-key` should.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steno.contracts.records import TRIAL_ID
 from steno.contracts.wire.frames import ModelCard
+from steno_proxy.api.agents import generation
 from steno_proxy.api.agents.counting import CountEndpoint
 from steno_proxy.api.agents.generation import GenerationEndpoint
 from steno_proxy.api.agents.lookup import look_up
@@ -76,7 +78,9 @@ class GeminiStreamEndpoint:
         await self._events(scope, receive, sending)
         if unfinished:
             await asyncio.sleep(ALONE_S)
-            await send({"type": "http.response.body", "body": BROKEN, "more_body": True})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(generation.LAST_WORDS_S):
+                    await send({"type": "http.response.body", "body": BROKEN, "more_body": True})
 
 
 def _query(scope: Scope, name: str) -> str:
@@ -144,13 +148,13 @@ def _model(name: str, card: ModelCard | None) -> dict[str, Any]:
 def actions(turns: TurnService, hub: Hub, keys: Keyring, **limits: Any) -> dict[tuple[str, str], ASGIApp]:
     """For `front.Application`. limits: as for `generation.routes`."""
 
-    def generation(dialect: GeminiDialect) -> GenerationEndpoint:
+    def endpoint(dialect: GeminiDialect) -> GenerationEndpoint:
         return GenerationEndpoint(dialect, turns, keys, **limits)
 
     bounds = {name: limits[name] for name in ("bodies", "rates")}
     return {
-        ("POST", "generateContent"): QueryKeyEndpoint(generation(GeminiDialect())),
-        ("POST", "streamGenerateContent"): QueryKeyEndpoint(GeminiStreamEndpoint(generation)),
+        ("POST", "generateContent"): QueryKeyEndpoint(endpoint(GeminiDialect())),
+        ("POST", "streamGenerateContent"): QueryKeyEndpoint(GeminiStreamEndpoint(endpoint)),
         ("POST", "countTokens"): QueryKeyEndpoint(CountEndpoint(GeminiCount(), hub, keys, **bounds)),
     }
 
