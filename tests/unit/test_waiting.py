@@ -191,6 +191,28 @@ async def test_at_the_deadline_it_is_told_the_last_reason() -> None:
     assert not queue and not queue.ahead("r")
 
 
+async def test_and_so_are_all_who_waited_for_the_same() -> None:
+    """The only worker of their model is away: of those that wait, the first alone is tried at each look."""
+    queue: WaitQueue[str] = WaitQueue(100, lambda taken: None)
+
+    def away() -> str:
+        raise WorkersAway("no worker is there")
+
+    def busy() -> str:
+        raise FULL
+
+    tasks = [
+        asyncio.create_task(queue.wait(trial, route, take, FULL, timeout_s=0.2, tried=number == 0))
+        for number, (trial, route, take) in enumerate([(t, "away", away) for t in "aabcd"] + [("e", "busy", busy)])
+    ]
+    await settle()
+    queue.wake()
+    told = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [(type(one), str(one)) for one in told[:-1]] == [(WorkersAway, "no worker is there")] * 5
+    assert isinstance(told[-1], TooManyRequests) and len({id(one) for one in told}) == 6, "each an error of its own"
+    assert not queue and not queue._refusals
+
+
 async def test_more_than_may_wait_are_refused_at_once_but_for_what_was_begun() -> None:
     queue: WaitQueue[str] = WaitQueue(1, lambda taken: None)
 

@@ -9,6 +9,7 @@ costs anything while nobody waits, and a look at the queue asks for each route o
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
@@ -30,7 +31,7 @@ _OTHERS = object()
 
 @dataclass(eq=False, slots=True)
 class _Waiter(Generic[T]):
-    """route: what it needs; where it is refused, all of the same route are. refusal: the last one, for its deadline. number: how
+    """route: what it needs; where it is refused, all of the same route are. refusal: the last one that was its own. number: how
     many came before. lane: None: it is urgent."""
 
     route: Hashable
@@ -63,6 +64,7 @@ class WaitQueue(Generic[T]):
         self._lanes: OrderedDict[_Lane[T], None] = OrderedDict()  # in the order of their turns
         self._trials: dict[str, dict[Hashable, _Lane[T]]] = {}
         self._routes: Counter[Hashable] = Counter()
+        self._refusals: dict[Hashable, StenoError] = {}  # the last of each route, told to all who wait for it
         self._numbers = itertools.count()
         self._count = 0
         self._serving = False
@@ -81,7 +83,7 @@ class WaitQueue(Generic[T]):
         """Wait until `take` gives something. Cancel-safe: what was taken in the same moment is given to `unwanted`.
 
         Args: tried: `take` was called just now, and raised `refusal`. Else it is called soon, in its turn.
-        Raises: TooManyRequests: too many wait already. At the deadline, the last refusal. What else `take` raises.
+        Raises: TooManyRequests: too many wait already. At the deadline, the last refusal of its route. What else `take` raises.
         """
         if not urgent and self._count >= self._most:
             raise TooManyRequests("every worker is busy, and the queue is full (max_waiting)")
@@ -90,6 +92,8 @@ class WaitQueue(Generic[T]):
         self._add(trial_id, waiter, urgent)
         if not tried:
             self.wake()
+        elif not urgent:
+            self._refusals[route] = copy.copy(refusal)
         try:
             await asyncio.wait({waiter.placed}, timeout=timeout_s)
         except asyncio.CancelledError:
@@ -97,10 +101,11 @@ class WaitQueue(Generic[T]):
                 self._unwanted(waiter.placed.result())
             raise
         finally:
+            told = waiter.refusal if urgent else self._refusals.get(route, waiter.refusal)
             self._remove(waiter)
         if waiter.placed.done():
             return waiter.placed.result()
-        raise waiter.refusal
+        raise copy.copy(told)
 
     def dismiss(self, why: Callable[[], StenoError]) -> None:
         """Nobody but those who are urgent gets a place any more: who waits is told why."""
@@ -141,7 +146,10 @@ class WaitQueue(Generic[T]):
         try:
             waiter.placed.set_result(waiter.take())
         except NOT_YET as refusal:
-            waiter.refusal = refusal
+            if waiter.lane is None:
+                waiter.refusal = refusal
+            else:
+                self._refusals[waiter.route] = copy.copy(refusal)  # without the frames of this one's request
             refused.add(waiter.route)
             return False
         except StenoError as error:
@@ -184,6 +192,7 @@ class WaitQueue(Generic[T]):
         self._routes[waiter.route] -= 1
         if not self._routes[waiter.route]:
             del self._routes[waiter.route]
+            self._refusals.pop(waiter.route, None)
         if not lane.waiters:
             del self._lanes[lane]
             del self._trials[lane.trial_id][lane.key]
