@@ -157,7 +157,6 @@ def test_a_reply_with_its_reasoning_between_tags_before_its_text_is_the_reply(te
         "<think>Let me see.</thinking>Both.",
         "<think>Let me see.</think>Neither.",
         "<think>Let me see.",
-        "Let me see. Both.",
         "Well. <think>Let me see.</think>Both.",
     ],
 )
@@ -167,9 +166,88 @@ def test_other_reasoning_or_other_text_behind_it_is_not_the_reply(text):
     assert echo_of(said, REPLY, TURN, partial=False) is None, "no reasoning is on record"
 
 
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        parts("Let me see.", "Both."),
+        parts("\nLet me see.\n", "", "\nBo", "th."),
+        "Let me see.\n\n\nBoth.\n",
+        "Let me see.Both.",
+        parts("Let me", " see.\n", "Both."),
+    ],
+)
+def test_a_reply_with_its_reasoning_without_tags_before_its_text_is_the_reply(content):
+    """Zed sends both as texts, the reasoning first."""
+    said = {**assistant("", (ONE, "ls", '{"a": 1}'), (TWO, "cat", '{"b": ')), "content": content}
+    assert echo_of(said, THOUGHT, TURN, partial=False) == (message_digest(REPLY), THOUGHT, EchoedAs.REASONING)
+    assert echo_of(said, REPLY, TURN, partial=False) is None, "no reasoning is on record"
+
+
+def test_reasoning_before_calls_without_a_text_is_the_reply():
+    reply = {**assistant("", (ONE, "ls", "{}")), "reasoning_content": "Let me see.\n"}
+    said = assistant("Let me see.", (ONE, "ls", "{}"))
+    assert echo_of(said, reply, TURN, partial=False) == (message_digest(reply), reply, EchoedAs.REASONING)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        parts("Let me see.", "Neither."),
+        parts("Let me see.", "Both.", "And more."),
+        parts("Let me", " see.", "Both. And more."),
+        parts("Both.", "Let me see."),
+        parts("Well.", "Let me see.", "Both."),
+        parts("Let me see.", " "),
+        "Let me see.",
+        "Let me see. Both",
+        "Let me not see.Both.",
+        "Let me see. Let me see. Both.",
+    ],
+)
+def test_reasoning_before_another_text_or_without_it_is_not_the_reply(content):
+    said = {**assistant("", (ONE, "ls", '{"a": 1}'), (TWO, "cat", '{"b": ')), "content": content}
+    assert echo_of(said, THOUGHT, TURN, partial=False) is None
+
+
+LS_CAT = (ONE, "ls", '{"a": 1}'), (TWO, "cat", '{"b": 2}')
+
+
+@pytest.mark.parametrize(
+    ("whole", "text"),
+    [
+        ("Both.", "Bo\nth."),
+        ("Both.", "Bo\nt\nh.\n"),
+        ("Both.", "Bo\n\nth."),
+        ("B\nth.", "B\n\nth."),
+        ("\nBoth.", "Bo\nth."),
+    ],
+)
+def test_text_around_calls_may_have_a_line_end_for_each_call(whole, text):
+    """Grok Build joins the texts before and after a call by a line end. The record does not say where a call stood."""
+    reply = assistant(whole, *LS_CAT)
+    echo = echo_of(assistant(text, *LS_CAT), reply, TURN, partial=False)
+    assert echo == (message_digest(reply), reply, EchoedAs.CALL_IDS)
+    foreign = [("x", name, arguments) for _, name, arguments in LS_CAT]
+    assert echo_of(assistant(text, *foreign), reply, TURN, partial=False) is None, "under its own ids only"
+    assert echo_of(assistant(text), assistant(whole), TURN, partial=False) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["Bo th.", "Bo\n\n\nth.", "Bo\n\nt\nh.", "Bo\nh.", "Bo\nth", "Bo\nt.h", "Bo\rth.", "Bo\nth.\n\n!"]
+)
+def test_more_line_ends_or_other_space_in_a_text_are_another_message(text):
+    assert echo_of(assistant(text, *LS_CAT), assistant("Both.", *LS_CAT), TURN, partial=False) is None
+
+
 def test_what_else_an_echo_may_be_it_may_be_with_its_reasoning_before_it():
     reply = {**assistant("\n\nI see both."), "reasoning_content": "Let me see."}
     how = echo_of(assistant("<think>\nLet me see.\n</think>\n\nI see"), reply, TURN, partial=True)
+    assert how is not None and how.how is EchoedAs.BEGINNING
+    how = echo_of({**reply, "content": parts("Let me see.", "I see")}, reply, TURN, partial=True)
     assert how is not None and how.how is EchoedAs.BEGINNING
     said = assistant("<think>Let me see.</think>Both.", (ONE, "invalid", "{}"), (TWO, "cat", "{}"))
     how = echo_of(said, THOUGHT, TURN, partial=False)

@@ -6,12 +6,14 @@
                 and each has the id that this very reply's call was given (`call_ids.py`). A call may differ if it was given
                 another name (OpenCode makes a call that it can't run one of its tool `invalid`), if the recorded
                 arguments are no JSON object, which clients can't hold and so repair, wrap or empty, or if it is all that the
-                client of a tool of free text was given of them.
+                client of a tool of free text was given of them. Text around the calls may have been put together with a line end at
+                each call, since the record does not say where they stood in it (Grok Build)
     CALLS       the calls of a reply, as they are and under their ids, without the text that stood beside them (CrewAI)
     SPLIT       a reply in several neighbours that say it together, where neighbours are messages of their own (`reading.py`). Any
                 of the others may come in this way, too
-    REASONING   a reply with its reasoning in its text, between tags, before what was said (gptme: `<think>`); space around either
-                counts for nothing. Any of the others may come in this way, too
+    REASONING   a reply with its reasoning in its text, before what was said: between tags (gptme: `<think>`), or without them, as
+                a part of its own (Zed), or right before the recorded text. Space around either counts for nothing. Any of the
+                others may come in the first two ways, too
 
 Ids are looked up in the session's own tree, so those of another trial say nothing (I8). Same name and other arguments are a
 rewritten history: an agent that empties long arguments wants a shorter prompt, and is to get it. Pure.
@@ -84,18 +86,41 @@ def named_turn(message: Message) -> str:
 
 
 def _without_reasoning(said: Message, reply: Message) -> Message:
-    """The same message, or without the recorded reasoning, where that stands between tags before its text."""
-    text, reasoning = text_of(said.get("content")), (reply.get("reasoning_content") or "").strip()
-    opened = _TAG.match(text)
-    if opened is None or not reasoning:
+    """The same message, or without the recorded reasoning, where that stands before its text."""
+    reasoning, whole = (reply.get("reasoning_content") or "").strip(), text_of(reply.get("content"))
+    if not reasoning:
         return said
-    inside, closed, rest = text[opened.end() :].partition(f"</{opened[1]}>")
-    if not closed or inside.strip() != reasoning:
+    rest = _after_tags(said.get("content"), reasoning)
+    if rest is None:
+        rest = _after_bare_reasoning(said.get("content"), reasoning, whole)
+    if rest is None:
         return said
-    whole = text_of(reply.get("content"))
     if rest.strip() != whole.strip():
         whole = whole[: len(whole) - len(whole.lstrip())] + rest.lstrip()
     return {**said, "content": whole}
+
+
+def _after_tags(content: Any, reasoning: str) -> str | None:
+    text = text_of(content)
+    opened = _TAG.match(text)
+    if opened is None:
+        return None
+    inside, closed, rest = text[opened.end() :].partition(f"</{opened[1]}>")
+    return rest if closed and inside.strip() == reasoning else None
+
+
+def _after_bare_reasoning(content: Any, reasoning: str, whole: str) -> str | None:
+    """What follows the reasoning: any text where that is a part of its own, else the recorded one alone, since nothing says where
+    the reasoning ends."""
+    if isinstance(content, list) and len(content) > 1 and text_of(content[:1]).strip() == reasoning:
+        rest = text_of(content[1:])
+        if rest.strip():
+            return rest
+    text = text_of(content).strip()
+    if not text.startswith(reasoning):
+        return None
+    rest = text[len(reasoning) :]
+    return rest if rest.strip() == whole.strip() else None
 
 
 def _is_but_for_space(said: Message, reply: Message) -> bool:
@@ -126,11 +151,25 @@ def _after_space(text: str, place: int) -> int:
 
 def _has_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
     calls, sampled = said.get("tool_calls") or [], reply.get("tool_calls") or []
-    if not calls or len(calls) != len(sampled):
+    if not calls or len(calls) != len(sampled) or not _has_its_ids(calls, turn_id):
         return False
-    if text_of(said.get("content")).strip() != text_of(reply.get("content")).strip():
+    text, whole = text_of(said.get("content")).strip(), text_of(reply.get("content")).strip()
+    if text != whole and not _is_but_for_line_ends(text, whole, len(calls)):
         return False
-    return _has_its_ids(calls, turn_id) and all(map(_may_stand_for, calls, sampled))
+    return all(map(_may_stand_for, calls, sampled))
+
+
+def _is_but_for_line_ends(text: str, whole: str, joints: int) -> bool:
+    """Whether a text is `whole` with line ends put in, at `joints` places at most."""
+    if not 0 < len(text) - len(whole) <= joints:
+        return False
+    place = 0
+    for letter in text:
+        if place < len(whole) and letter == whole[place]:
+            place += 1
+        elif letter != "\n":
+            return False
+    return place == len(whole)
 
 
 def _is_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
