@@ -5,8 +5,9 @@
     CALL_IDS    a client's own writing of a whole reply: the text is the same but for space around it, there are as many calls,
                 and each has the id that this very reply's call was given (`call_ids.py`). A call may differ if it was given
                 another name (OpenCode makes a call that it can't run one of its tool `invalid`), if the recorded
-                arguments are no JSON object, which clients can't hold and so repair, wrap or empty, or if it is all that the
-                client of a tool of free text was given of them. Text around the calls may have been put together with a line end at
+                arguments are no JSON object, which clients can't hold and so repair, wrap or empty, if it is all that the
+                client of a tool of free text was given of them, or if it is what parsing by the tool's schema makes of them
+                (`parsed.py`: Roo Code, Vercel's AI SDK). Text around the calls may have been put together with a line end at
                 each call, since the record does not say where they stood in it (Grok Build)
     CALLS       the calls of a reply, as they are and under their ids, without the text that stood beside them (CrewAI)
     SPLIT       a reply in several neighbours that say it together, where neighbours are messages of their own (`reading.py`). Any
@@ -22,16 +23,17 @@ rewritten history: an agent that empties long arguments wants a shorter prompt, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
 
-from steno.contracts.chat import Message
+from steno.contracts.chat import Message, Tool
 from steno_proxy.sessions.messages.call_ids import parse_call_id
 from steno_proxy.sessions.messages.cuts import is_beginning, same_calls, text_of
 from steno_proxy.sessions.messages.normalise import message_digest
+from steno_proxy.sessions.messages.parsed import is_as_parsed, schemas_of
 
 
 class EchoedAs(StrEnum):
@@ -59,8 +61,9 @@ class Echo(NamedTuple):
     how: EchoedAs
 
 
-def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool) -> Echo | None:
-    """What `said` stands for, if that is the reply of this turn. partial: the turn was cut off."""
+def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool, tools: Sequence[Tool] = ()) -> Echo | None:
+    """What `said` stands for, if that is the reply of this turn. partial: the turn was cut off. tools: those that it was
+    offered."""
     bare = _without_reasoning(said, reply)
     if partial and is_beginning(bare, reply):
         how = EchoedAs.BEGINNING
@@ -68,7 +71,7 @@ def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool) -> Ec
         how = EchoedAs.REASONING
     elif _is_but_for_space(bare, reply):
         how = EchoedAs.SPACE if bare is said else EchoedAs.REASONING
-    elif _has_its_calls(bare, reply, turn_id):
+    elif _has_its_calls(bare, reply, turn_id, tools):
         how = EchoedAs.CALL_IDS
     elif _is_its_calls(bare, reply, turn_id):
         how = EchoedAs.CALLS
@@ -149,14 +152,15 @@ def _after_space(text: str, place: int) -> int:
     return found.end() if found is not None else place
 
 
-def _has_its_calls(said: Message, reply: Message, turn_id: str) -> bool:
+def _has_its_calls(said: Message, reply: Message, turn_id: str, tools: Sequence[Tool]) -> bool:
     calls, sampled = said.get("tool_calls") or [], reply.get("tool_calls") or []
     if not calls or len(calls) != len(sampled) or not _has_its_ids(calls, turn_id):
         return False
     text, whole = text_of(said.get("content")).strip(), text_of(reply.get("content")).strip()
     if text != whole and not _is_but_for_line_ends(text, whole, len(calls)):
         return False
-    return all(map(_may_stand_for, calls, sampled))
+    schemas = schemas_of(tools)
+    return all(_may_stand_for(*pair, schemas) for pair in zip(calls, sampled, strict=True))
 
 
 def _is_but_for_line_ends(text: str, whole: str, joints: int) -> bool:
@@ -183,11 +187,15 @@ def _has_its_ids(calls: Sequence[dict[str, Any]], turn_id: str) -> bool:
     return all(parse_call_id(call.get("id") or "") == (turn_id, i) for i, call in enumerate(calls))
 
 
-def _may_stand_for(call: dict[str, Any], sampled: dict[str, Any]) -> bool:
-    given = _object(sampled["function"]["arguments"])
-    if call["function"]["name"] != sampled["function"]["name"] or given is None:
+def _may_stand_for(call: dict[str, Any], sampled: dict[str, Any], schemas: Mapping[str, Any]) -> bool:
+    name, arguments = sampled["function"]["name"], sampled["function"]["arguments"]
+    given = _object(arguments)
+    if call["function"]["name"] != name or given is None:
         return True
-    return same_calls([call], [sampled]) or _is_its_text(call, given, sampled["function"]["arguments"])
+    if same_calls([call], [sampled]) or _is_its_text(call, given, arguments):
+        return True
+    said = _object(call["function"]["arguments"])
+    return said is not None and is_as_parsed(said, given, schemas.get(name))
 
 
 def _is_its_text(call: dict[str, Any], given: dict[str, Any], arguments: str) -> bool:

@@ -82,6 +82,11 @@ def options_digest(options: dict[str, Any] | None) -> bytes:
     return _digest8({key: value for key, value in (options or {}).items() if value is not None and value != {}})
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values of arguments are one, however their JSON is spelled."""
+    return _arguments([one]) == _arguments([other])
+
+
 def _digest8(value: Any) -> bytes:
     return blake2b(msgspec.json.encode(value, order="sorted"), digest_size=8).digest()
 
