@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from steno.contracts.chat import MERGED, Message, joined, runs_of_one_role
+from steno.contracts.chat import MERGED, Message, Tool, joined, runs_of_one_role
 from steno_proxy.sessions.messages.call_ids import echoed_ids
 from steno_proxy.sessions.messages.echoes import Echo, EchoedAs, named_turn
 from steno_proxy.sessions.messages.normalise import message_digest
@@ -57,6 +57,8 @@ class RequestMessages:
     digests: list[bytes] = field(default_factory=list)
     runs: dict[int, MessageUnit] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
+    offered: Sequence[Tool] = ()
+    gathered: frozenset[int] = frozenset()
 
     def digest(self) -> Iterator[None]:
         """Fill `digests` and `runs`, in steps."""
@@ -182,7 +184,9 @@ def settled(said: RequestMessages, form: RecognisedMessages, places: int) -> Rec
 
 def echoed_as(said: RequestMessages, form: RecognisedMessages, place: int) -> EchoedAs | None:
     """How what stands at a place was recognised as a reply, where its client wrote it otherwise; None: it did not."""
-    unit = form.units.get(place)
+    unit, start = form.units.get(place), form.messages_in(place)
+    if not said.gathered.isdisjoint(range(start, unit.end if unit is not None else start + 1)):
+        return EchoedAs.SPLIT
     if unit is None:
         return None
     if unit.end - unit.start > 1 and not said.merges:

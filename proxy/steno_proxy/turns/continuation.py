@@ -20,6 +20,7 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.sessions import prompt_index
 from steno_proxy.sessions.calls import answer_reply, restore_calls
+from steno_proxy.sessions.gathered import gathered
 from steno_proxy.sessions.messages.echoes import EchoedAs, echo_of
 from steno_proxy.sessions.messages.normalise import ASSISTANT, options_digest, tools_digest
 from steno_proxy.sessions.reading import (
@@ -52,7 +53,8 @@ class Plan:
     job: for the worker; tool-call ids are the model's own, and the parent's reply stands as it was recorded.
     parent: number of the turn that it goes on from, -1 for none; parent_id: its turn id.
     prefix: what the prompt begins with.
-    messages: of the request, as the client sent them, but for neighbours that are read as one (`sessions/reading.py`).
+    messages: of the request, as the client sent them, but for neighbours that are read as one (`sessions/reading.py`), and
+        calls of one reply that came back apart (`sessions/gathered.py`).
     digests: 16 bytes for each of them; one that stands for a reply which it does not say, and is gone on from, has that reply's.
     digests_observed: whether these are the digests that the fork reason was observed with; False: more of the messages is known
         than what is gone on from (their tools have changed, say).
@@ -109,7 +111,9 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
     """
     if not job.messages:
         return await _plan_prompt(recorder, recording, job)
-    said = RequestMessages(job.messages, merges, tools_digest(job.tools), options_digest(job.template_kwargs))
+    messages, together = gathered(job.messages, recording.tree)
+    keys = tools_digest(job.tools), options_digest(job.template_kwargs)
+    said = RequestMessages(messages, merges, *keys, offered=job.tools, gathered=together)
     long = len(job.messages) + len(job.tools) > MANY
     if long:
         await pace.steps(said.digest())
@@ -208,7 +212,7 @@ async def _echo(
             if tree is recording.tree:
                 recording.keep_reply(number, reply)
         for end, message in forms:
-            if (echo := echo_of(message, reply, turn_id, partial=partial)) is not None:
+            if (echo := echo_of(message, reply, turn_id, partial=partial, tools=said.offered)) is not None:
                 return MessageUnit(at.place, end, echo.digest, echo)
     return None
 

@@ -39,13 +39,15 @@ class Trial:
 
     async def said(
         self, text: str, *asked: dict[str, Any], partial: bool = False, after: int = -1, tools: Sequence[Tool] = (),
-        calls: Sequence[dict[str, Any]] = (),
+        calls: Sequence[dict[str, Any]] = (), reasoning: str = "",
     ) -> int:  # fmt: skip
         """A reply on record, to `asked` (HI), each message for itself. Returns its turn's number."""
         messages = asked or (HI,)
         turn_id, reply = f"{self._number:012x}", {"role": "assistant", "content": text}
         if calls:
             reply["tool_calls"] = [*calls]
+        if reasoning:
+            reply["reasoning_content"] = reasoning
         self._number += 1
         turn = Turn(turn_id=turn_id, messages=[*messages], reply=reply, partial=partial, timings=Timings(queued=1.0))
         digests = b"".join(map(message_digest, (*messages, reply)))

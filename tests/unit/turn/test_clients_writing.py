@@ -1,0 +1,105 @@
+"""Replies as clients write them back are gone on from, with the recorded ids. A reply that was changed is a fork."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from steno.contracts.chat import Message
+from steno.contracts.records import ForkReason
+from tests.unit.sessions.agent import assistant, tool
+from tests.unit.turn.trial import HI, ON, Trial
+
+IDS = [f"call_000000000000_{i}" for i in range(3)]
+"""Of the first turn of a trial."""
+READ = {"properties": {"path": {"type": "string"}, "limit": {"type": "number", "default": 100}}}
+TOOLS = [{"type": "function", "function": {"name": "read", "parameters": READ}}]
+GIVEN = [{"path": "a", "limit": "3"}, {"path": "b", "why": "to see"}, {"path": "c", "limit": None}]
+PARSED = [{"path": "a", "limit": 3}, {"path": "b", "limit": 100}, {"path": "c"}]
+
+
+def calls(arguments: list[dict[str, object]]) -> list[tuple[str, str, str]]:
+    return [(call_id, "read", json.dumps(one)) for call_id, one in zip(IDS, arguments, strict=False)]
+
+
+RESULTS = [tool(call_id, f"of {call_id}") for call_id in IDS]
+
+
+def goose(arguments: list[dict[str, object]], text: str = "I look.") -> list[Message]:
+    """Each call with its result behind it."""
+    said = [assistant("" if i else text, call) for i, call in enumerate(calls(arguments))]
+    return [message for pair in zip(said, RESULTS, strict=False) for message in pair]
+
+
+async def looked(text: str = "I look.") -> Trial:
+    trial = Trial()
+    await trial.said(text, calls=assistant("", *calls(GIVEN))["tool_calls"], tools=TOOLS)
+    return trial
+
+
+@pytest.mark.parametrize("merges", [True, False])
+@pytest.mark.parametrize("text", ["I look.", "\nI look.\n"])
+@pytest.mark.parametrize("said", [GIVEN, PARSED], ids=["as sampled", "as parsed"])
+@pytest.mark.parametrize("text_apart", [False, True])
+async def test_parallel_calls_each_with_its_result_go_on_from_their_turn(merges, text, said, text_apart) -> None:
+    trial = await looked(text)
+    history = [HI, *goose(said)] if not text_apart else [HI, assistant("I look."), *goose(said, "")]
+    found = await trial.asked(*history, tools=TOOLS, merges=merges)
+    assert (found.parent, found.fork_reason, found.prefix.messages) == (0, None, 2)
+    assert found.echoed_as == "split"
+    assert found.job.messages == [HI, assistant(text, *calls(GIVEN)), *RESULTS], "as it was sampled"
+    assert found.new_messages == RESULTS
+    second = await trial.said("Done.", *found.new_messages, after=0, tools=TOOLS)
+    found = await trial.asked(*history, assistant("Done."), ON, tools=TOOLS, merges=merges, recorder=trial.replica())
+    assert (found.parent, found.fork_reason, found.echoed_as) == (second, None, None)
+
+
+async def test_of_parallel_calls_one_that_was_emptied_is_a_fork_that_goes_on() -> None:
+    trial = await looked()
+    history = [HI, *goose([GIVEN[0], {}, GIVEN[2]])]
+    found = await trial.asked(*history, tools=TOOLS)
+    assert (found.parent, found.fork_reason) == (-1, ForkReason.ASSISTANT_REWRITTEN)
+    assert found.job.messages == [HI, assistant("I look.", *calls([GIVEN[0], {}, GIVEN[2]])), *RESULTS]
+    second = await trial.said("Done.", *found.new_messages, tools=TOOLS)
+    found = await trial.asked(*history, assistant("Done."), ON, tools=TOOLS, recorder=trial.replica())
+    assert (found.parent, found.fork_reason) == (second, None)
+
+
+async def test_arguments_as_the_requests_schema_parsed_them_go_on_from_their_turn() -> None:
+    trial = await looked()
+    found = await trial.asked(HI, assistant("I look.", *calls(PARSED)), *RESULTS, tools=TOOLS)
+    assert (found.parent, found.fork_reason, found.echoed_as) == (0, None, "call_ids")
+    assert found.job.messages[1] == assistant("I look.", *calls(GIVEN)), "as it was sampled"
+    for other in ({"path": "b"}, {"path": "", "limit": 100}, {"limit": 100}, {}):
+        said = assistant("I look.", *calls([PARSED[0], other, PARSED[2]]))
+        found = await trial.asked(HI, said, *RESULTS, tools=TOOLS)
+        same = other == {"path": "b"}
+        assert found.fork_reason == (None if same else ForkReason.ASSISTANT_REWRITTEN)
+    said = assistant("I look.", *calls(PARSED))
+    found = await trial.asked(HI, said, *RESULTS, tools=[{"type": "function", "function": {"name": "read"}}])
+    assert found.parent == -1, "under other tools nothing is gone on from"
+    assert found.job.messages[1] == said
+
+
+async def test_text_around_a_call_may_be_joined_with_line_ends() -> None:
+    trial = await looked("I look.And then.")
+    said = assistant("I look.\nAnd then.", *calls(GIVEN))
+    found = await trial.asked(HI, said, *RESULTS, tools=TOOLS)
+    assert (found.parent, found.fork_reason, found.echoed_as) == (0, None, "call_ids")
+    assert found.job.messages[1]["content"] == "I look.And then."
+    found = await trial.asked(HI, assistant("I look. And then.", *calls(GIVEN)), *RESULTS, tools=TOOLS)
+    assert found.fork_reason == ForkReason.ASSISTANT_REWRITTEN
+
+
+@pytest.mark.parametrize("merges", [True, False])
+@pytest.mark.parametrize("content", [[{"type": "text", "text": text} for text in ("Hm.", "Done.")], "Hm.\nDone."])
+async def test_reasoning_as_a_text_before_the_text_goes_on_from_its_turn(merges, content) -> None:
+    trial = Trial()
+    await trial.said("\n\nDone.", reasoning="Hm.\n")
+    said = {**assistant(), "content": content}
+    found = await trial.asked(HI, said, ON, merges=merges)
+    assert (found.parent, found.fork_reason, found.echoed_as) == (0, None, "reasoning")
+    assert found.job.messages[1] == {**assistant("\n\nDone."), "reasoning_content": "Hm.\n"}, "as it was sampled"
+    found = await trial.asked(HI, {**assistant(), "content": "Oh.\nDone."}, ON, merges=merges)
+    assert (found.parent, found.fork_reason) == (-1, ForkReason.ASSISTANT_REWRITTEN)
