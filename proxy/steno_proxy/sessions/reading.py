@@ -48,6 +48,7 @@ class RequestMessages:
 
     merges: the format's manner is joined. tools, options: their digests. digests: of each message. runs: each as one message, by
         where it begins; starts: those places, in order.
+    offered: its tools. gathered: places of replies whose calls came back apart and are one message here (`gathered.py`).
     """
 
     messages: Sequence[Message]
