@@ -151,6 +151,8 @@ class TurnService:
                     await self._check_room(recording, asked.n)  # it may have waited
                     request.plan = request.plan.rerooted(ForkReason.TOKENIZER_CHANGED)
                     request.choices.append(await self._open(request, index, facts))
+            if self._draining:  # since it was looked at above; nobody waits for what would run from now on
+                raise _about_to_stop()
         except BaseException as error:
             request.let_go()
             for choice in request.choices:

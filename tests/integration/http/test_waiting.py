@@ -249,6 +249,39 @@ async def test_who_waits_at_a_proxy_that_is_told_to_stop_may_ask_another_one_at_
         await draining
 
 
+class Slow(MemoryStore):
+    """Once it is `slow`, answers nobody before the test says so. asked: how many wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow, self.asked, self.gate = False, 0, asyncio.Event()
+
+    async def tail(self, *args: Any, **kwargs: Any) -> Any:
+        if self.slow:
+            self.asked += 1
+            await self.gate.wait()
+        return await super().tail(*args, **kwargs)
+
+
+async def test_who_has_got_its_place_and_asks_the_store_when_the_proxy_is_told_to_stop_is_not_begun_and_cut() -> None:
+    store = Slow()
+    async with busy(queue_s=300, store=store) as (proxy, engine):
+        begun = [ask(proxy, f"begun-{number}") for number in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        waits = ask(proxy, "waits")
+        await until(lambda: waiting(proxy) == 1)
+        store.slow = True
+        engine.gate.set()
+        assert [(await one).status_code for one in begun] == [200] * AT_ONCE
+        await until(lambda: store.asked == 1)
+        await proxy.app.state.turns.drain(60)
+        store.gate.set()
+        refused = await waits
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "proxy_stopped")
+        assert await proxy.turns("waits") == []
+        await until(lambda: [worker.in_flight for worker in proxy.app.state.hub.workers()] == [0], 10)
+
+
 class Forgetful(MemoryStore):
     """Answers nobody once it is `away`, and waits before it says so for `until` to be true."""
 
