@@ -32,6 +32,10 @@ UPLOAD_BYTES = 16 << 20
 WAIT_S = 5.0
 PAUSE_S = 0.2
 """Between attempts while the proxy is away."""
+FAILED_PAUSE_S, MAX_FAILED_PAUSE_S = 5.0, 60.0
+"""Before an update that no worker took is posted again, doubling: the proxy then asks every worker anew."""
+MOST_DEADLINE_S = 86400.0
+"""That an update may have, by the contract."""
 _VERSION = re.compile(rf"({LINEAGE[1:-1]})/(0|[1-9][0-9]*)")
 
 
@@ -65,7 +69,8 @@ def push(
     folder: Path | None = None,
     timeout_s: float = 600.0,
 ) -> Update:
-    """Bring `tensors` to every worker of `policy` as `version`; the same again changes nothing.
+    """Bring `tensors` to every worker of `policy` as `version`; the same again changes nothing. Where no worker took them (one
+    that was just replaced, a disk that was full for a moment), they are offered again until `timeout_s` is over.
 
     Args:
         tensors: by their names in the checkpoint. They are copied to files first, so that they may change when this returns.
@@ -73,6 +78,7 @@ def push(
         probe: what the trainer's weights say of a few tokens (`probe_of`): workers compare before they serve.
         folder: that workers can read at the same path: they read the weights from there, and a copy per version stays for those
             that come late. None: bytes go through the proxy.
+        timeout_s: until a worker serves it, all attempts together.
     Returns: the update, `done`; workers that failed are named in it.
     Raises: BadRequest: no version, no tensor, or one with NaN or infinite values. Conflict: the version exists with other
         weights. PushRefused: no worker serves it. TimeoutError.
@@ -92,7 +98,7 @@ def push(
             manifest=_written(here, tensors),
             kv=kv,
             probe=probe,
-            deadline_s=timeout_s,
+            deadline_s=min(timeout_s, MOST_DEADLINE_S),
         )
         return _followed(client, spec, here, time.monotonic() + timeout_s)
 
@@ -166,8 +172,9 @@ def _shard_entry(path: Path) -> ShardEntry:
 
 
 def _followed(client: Client, spec: UpdateSpec, folder: Path, until: float) -> Update:
-    """Post, upload what is wanted, until it has ended. A proxy that was started again and keeps nothing is told again."""
-    update, trouble = None, ""
+    """Post, upload what is wanted, until it has ended. A proxy that was started again and keeps nothing is told again, and so is
+    one of whose workers none took it."""
+    update, trouble, refused, pause_s = None, "", "", FAILED_PAUSE_S
     while time.monotonic() < until:
         try:
             update = client.post_update(spec) if update is None else client.update(update.update_id, wait_s=WAIT_S)
@@ -195,10 +202,18 @@ def _followed(client: Client, spec: UpdateSpec, folder: Path, until: float) -> U
             continue
         named = {worker.worker_id: worker.error or "" for worker in update.workers if worker.state == "failed"}
         if update.state != "done":
-            raise PushRefused(f"update {spec.version} is {update.state}; workers that failed: {named or 'none'}")
+            refused = f"update {spec.version} is {update.state}; workers that failed: {named or 'none'}"
+            if update.state != "failed" or time.monotonic() + pause_s >= until:
+                raise PushRefused(refused)
+            log.warning("%s; it is posted again in %.0f s", refused, pause_s)
+            time.sleep(pause_s)
+            update, pause_s = None, min(2 * pause_s, MAX_FAILED_PAUSE_S)
+            continue
         if named:
             log.warning("update %s: workers that do not serve it: %s", spec.version, named)
         return update
+    if refused:
+        raise PushRefused(refused)
     raise TimeoutError(
         f"update {spec.version} is {update.state if update else 'not accepted'}: {trouble or 'no trouble'}"
     )

@@ -62,6 +62,8 @@ class AsyncRollouts:
         n: int = 8,
         advantages: Advantages = grpo_advantages,
         stop_after_failed_groups: int = STOP_AFTER,
+        push_timeout_s: float = 600.0,
+        push_folder: Path | None = None,
     ) -> None:
         """
         Args:
@@ -70,6 +72,7 @@ class AsyncRollouts:
             advantages: of a group's rewards.
             stop_after_failed_groups: training ends with an error after so many groups in a row of which nothing could be
                 trained: all trials failed, or all rows were dropped for what the config says. 0: it waits for better ones.
+            push_timeout_s, push_folder: `timeout_s` and `folder` of `push`.
         Raises: BadRequest: an empty list of tasks.
         """
         self._collector, self._n, self._advantages = collector, n, advantages
@@ -85,6 +88,7 @@ class AsyncRollouts:
         self.model_version = 0
         self.versions = VersionCount([(f"trl-{uuid.uuid4().hex[:8]}", 0)])
         self._step = 0
+        self._push_options = {"timeout_s": push_timeout_s, "folder": push_folder}
         self._lock = threading.RLock()
         self._held: dict[str, CollectedGroup] = {}
         self._to_mark: set[str] = set()  # groups that are used, which the proxy does not know yet
@@ -165,7 +169,7 @@ class AsyncRollouts:
 
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
         version = self.versions.push(self._step)
-        self._collector.push(iterator, version, parent=self.versions.parent)
+        self._collector.push(iterator, version, parent=self.versions.parent, **self._push_options)
 
     def resume(self) -> None:
         """As `pause`."""

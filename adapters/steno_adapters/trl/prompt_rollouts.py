@@ -13,6 +13,7 @@ import uuid
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,15 @@ class PromptRollouts:
         *,
         prompt: str = "prompt",
         stop_after_failed_groups: int = STOP_AFTER,
+        push_timeout_s: float = 600.0,
+        push_folder: Path | None = None,
     ) -> None:
         """
         Args:
             tasks: fields, each with a `task_id`. prompt: the field that TRL's dataset has as `prompt`: text, or messages.
             stop_after_failed_groups: training ends with `NothingToTrain` after so many groups in a row of which nothing can be
                 trained. 0: it steps on without them.
+            push_timeout_s, push_folder: `timeout_s` and `folder` of `push`.
         Raises: BadRequest: a task without a prompt, or two with the same.
         """
         self._collector = collector
@@ -62,6 +66,7 @@ class PromptRollouts:
                 )
             self._tasks[key] = task
         self._prompt = prompt
+        self._push_options = {"timeout_s": push_timeout_s, "folder": push_folder}
         self._without_rows = FailedGroups(stop_after_failed_groups)
         self.counts = Counter[str]()
         self._lineage = f"trl-{uuid.uuid4().hex[:8]}"
@@ -77,7 +82,7 @@ class PromptRollouts:
         )
         dataset = Dataset.from_dict({"prompt": [task[self._prompt] for task in self._tasks.values()]})
         given = {"reward_funcs": [recorded_reward], "train_dataset": dataset} | options
-        pushes = _PushAfterEachStep(self._collector, self._lineage)
+        pushes = _PushAfterEachStep(self._collector, self._lineage, self._push_options)
         callbacks = [pushes, *given.pop("callbacks", [])]
         trainer = GRPOTrainer(model, args=args, rollout_func=self, callbacks=callbacks, **given)
         self._collector.of_rank(trainer.accelerator.process_index)
@@ -160,8 +165,8 @@ def recorded_reward(completions: Sequence[Any], steno_reward: Sequence[float | N
 class _PushAfterEachStep(TrainerCallback):
     """Before the first trial and after each step, the weights go to the workers. Every rank gathers, the first one sends."""
 
-    def __init__(self, collector: Collector, lineage: str) -> None:
-        self._collector, self._lineage = collector, lineage
+    def __init__(self, collector: Collector, lineage: str, options: Mapping[str, Any]) -> None:
+        self._collector, self._lineage, self._options = collector, lineage, options
         self.trainer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -174,7 +179,7 @@ class _PushAfterEachStep(TrainerCallback):
         accelerator = self.trainer.accelerator
         tensors = accelerator.get_state_dict(self.trainer.model)
         if accelerator.is_main_process:
-            self._collector.push(tensors, f"{self._lineage}/{step}")
+            self._collector.push(tensors, f"{self._lineage}/{step}", **self._options)
         accelerator.wait_for_everyone()
 
 

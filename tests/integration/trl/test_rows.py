@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,3 +120,10 @@ def test_a_group_that_is_leased_again_is_marked_as_used_again() -> None:
     rollouts._came(leased(rollouts, "third"))
     rollouts._mark_used()
     assert proxy.told == ["second", "third"]
+
+
+def test_a_push_has_the_deadline_and_the_folder_that_it_was_given(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    collector: Any = SimpleNamespace(push=lambda tensors, version, **options: asked.append(options))
+    AsyncRollouts(collector, [{"task_id": "a"}], push_timeout_s=9.0, push_folder=tmp_path).send_weights(iter([]))
+    assert asked == [{"parent": None, "timeout_s": 9.0, "folder": tmp_path}]

@@ -52,6 +52,7 @@ def pushed(proxy: Proxy, tensors: Any = None, version: str = "a/1", **options: A
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "PAUSE_S", 0.0)
+    monkeypatch.setattr(weights, "FAILED_PAUSE_S", 0.0)
 
 
 @pytest.mark.parametrize("version", ["1", "a/b", "a/-1", "a/01", "a b/1", "/1", "a/1/2"])
@@ -101,9 +102,25 @@ def test_what_a_worker_lacks_is_sent_from_where_it_lacks_it() -> None:
     assert proxy.sent == [("model-00001.safetensors", 7, size - 7)]
 
 
-def test_a_push_that_no_worker_took_or_that_is_refused_raises() -> None:
+def test_a_push_that_no_worker_took_is_offered_again_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "FAILED_PAUSE_S", 5.0)
+    slept: list[float] = []
+    monkeypatch.setattr(weights.time, "sleep", slept.append)
+    proxy = Proxy("running", "failed", "running", "failed", "failed", "done")
+    assert pushed(proxy).state == "done"
+    assert len(proxy.specs) == 4 and len({spec.update_id for spec in proxy.specs}) == 1, "the same update each time"
+    assert slept == [5, 10, 20]
+
+
+def test_a_deadline_that_the_proxy_would_refuse_is_cut() -> None:
+    proxy = Proxy("done")
+    pushed(proxy, timeout_s=1e6)
+    assert proxy.specs[0].deadline_s == 86400
+
+
+def test_a_push_that_no_worker_took_by_its_deadline_or_that_is_refused_raises() -> None:
     with pytest.raises(PushRefused, match="broken"):
-        pushed(Proxy("failed"))
+        pushed(Proxy(*["failed"] * 10_000), timeout_s=0.05)
     with pytest.raises(PushRefused, match="superseded"):
         pushed(Proxy("superseded"))
     with pytest.raises(Conflict):
