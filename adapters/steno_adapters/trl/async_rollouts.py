@@ -35,7 +35,9 @@ from steno_adapters.collector import Collector
 from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups, NothingToTrain
 from steno_adapters.trl.fresh_rows import FreshRows, QueuedRow, rollout_sample
 from steno_adapters.trl.group_rewards import Advantages, grpo_advantages
+from steno_adapters.trl.private_names import count_groups_before, rows_of_step
 from steno_adapters.trl.row_progress import RowProgress
+from steno_adapters.trl.row_refusal import judged
 from steno_adapters.trl.version_count import VersionCount
 from steno_rollouts.tasks.task import Task
 
@@ -190,11 +192,10 @@ class AsyncRollouts:
         new.write_text(json.dumps(self.versions.starts))
         new.replace(file)
         self._step, self.progress = step, RowProgress.restored(saved)
+        count_groups_before(self._trainer, self.progress.groups)
 
     def stepped(self, step: int) -> None:
-        rows = round(
-            self._trainer._step_samples
-        )  # of this step's micro-batches, all ranks; TRL resets it after callbacks
+        rows = rows_of_step(self._trainer)
         with self._lock:
             self._step = step
             self.progress.trained(rows)
@@ -327,7 +328,11 @@ class AsyncRollouts:
 
     def take(self, queued: QueuedRow) -> RolloutSample | None:
         """A row's turn has come: for the trainer, unless it can't be trained by now. Raises: RuntimeError: as `check_health`."""
-        reason, why = self._refusal(queued)
+        args = self._trainer.args
+        reason, why, number = judged(
+            queued.row, temperature=args.temperature, token_budget=args.token_budget, max_staleness=args.max_staleness,
+            model_version=self.model_version, versions=self.versions,
+        )  # fmt: skip
         with self._lock:
             last = self.progress.handed_over(queued.group_id, dropped=reason is not None)
             if last:
@@ -336,6 +341,7 @@ class AsyncRollouts:
         self._group_trained = trained and not last
         if reason is None:
             self._dropped.trainable()
+            queued.sample.model_version = number
             return queued.sample
         row = queued.row
         self.counts[f"untrained/{reason}"] += row.trained_tokens
@@ -348,22 +354,6 @@ class AsyncRollouts:
                 self._fail(error)
                 self.check_health(float("inf"))
         return None
-
-    def _refusal(self, queued: QueuedRow) -> tuple[str | None, str]:
-        """Why this row can't be trained, None: it can; and, of what later rows of the same settings will be too, more words."""
-        args, row = self._trainer.args, queued.row
-        temperatures = row.temperatures[row.response_mask]
-        if not np.allclose(temperatures, args.temperature):
-            sampled = sorted({round(float(each), 4) for each in temperatures})
-            return "temperature", f"sampled at {sampled}, temperature is {args.temperature}"
-        if 0 < args.token_budget < len(row):
-            return "too_long", f"{len(row)} tokens, token_budget is {args.token_budget}"
-        numbers = [self.versions.number(version) for version in row.versions]
-        if None in numbers:
-            return "orphaned", ""
-        queued.sample.model_version = min(number for number in numbers if number is not None)
-        stale = self.model_version - queued.sample.model_version > args.max_staleness
-        return ("stale" if stale else None), ""
 
 
 class _SavedProgress(TrainerCallback, ExportableState):

@@ -14,20 +14,28 @@ from typing import Any
 
 @dataclass
 class RowProgress:
-    """finished: not acknowledged yet. passed: rows of a group that were trained or dropped, of groups that are not finished."""
+    """finished: not acknowledged yet. passed: rows of a group that were trained or dropped, of groups that are not finished.
+    begun: groups that are not finished and of which a row was trained. groups: so many of this kind were finished, in all starts
+    of the run."""
 
     finished: list[str] = field(default_factory=list)
     passed: dict[str, int] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    groups: int = 0
     _left: dict[str, int] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)
     _order: deque[tuple[str, bool]] = field(default_factory=deque)
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> RowProgress:
-        return cls(list(saved.get("finished", [])), dict(saved.get("passed", {})))
+        """What an earlier release saved counts no groups."""
+        begun, groups = set(saved.get("begun", [])), int(saved.get("groups", 0))
+        return cls(list(saved.get("finished", [])), dict(saved.get("passed", {})), begun, groups)
 
     def saved(self) -> dict[str, Any]:
-        return {"finished": list(self.finished), "passed": dict(self.passed)}
+        return {
+            "finished": list(self.finished), "passed": dict(self.passed), "begun": sorted(self.begun), "groups": self.groups,
+        }  # fmt: skip
 
     def begin(self, group_id: str, rows: int) -> int:
         """A group has come with so many rows. Returns: how many of them, from the first on, a checkpoint has already."""
@@ -53,7 +61,9 @@ class RowProgress:
         """The next `rows` rows were trained."""
         while self._order and (rows or self._order[0][1]):
             group_id, dropped = self._order.popleft()
-            rows -= not dropped
+            if not dropped:
+                rows -= 1
+                self.begun.add(group_id)
             self.passed[group_id] = self.passed.get(group_id, 0) + 1
             self._left[group_id] -= 1
             if not self._left[group_id]:
@@ -64,5 +74,7 @@ class RowProgress:
 
     def _finish(self, group_id: str) -> None:
         self.finished.append(group_id)
+        self.groups += group_id in self.begun
+        self.begun.discard(group_id)
         self.passed.pop(group_id, None)
         del self._left[group_id], self._waiting[group_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from types import ModuleType
 
@@ -36,7 +37,7 @@ def test_a_group_is_finished_with_the_last_of_its_rows() -> None:
     progress.trained(2)
     assert (progress.finished, progress.passed) == (["a", "b"], {})
     progress.acknowledged("a")
-    assert progress.saved() == {"finished": ["b"], "passed": {}}
+    assert progress.saved() == {"finished": ["b"], "passed": {}, "begun": [], "groups": 2}
 
 
 def test_rows_that_were_dropped_are_passed_in_their_turn() -> None:
@@ -46,6 +47,26 @@ def test_rows_that_were_dropped_are_passed_in_their_turn() -> None:
         progress.handed_over(name, dropped=dropped)
     progress.trained(1)
     assert (progress.finished, progress.passed) == (["a"], {"b": 1})
+
+
+def test_groups_of_which_a_row_was_trained_are_counted_over_all_starts() -> None:
+    """TRL ends a run of so many epochs by them. One in the middle is counted by the start that trains its last row."""
+    progress = RowProgress()
+    for name, rows in (("a", 1), ("dropped", 2), ("b", 2), ("c", 2)):
+        progress.begin(name, rows)
+    for name, dropped in (
+        ("a", False), ("dropped", True), ("dropped", True), ("b", True), ("b", False), ("c", False), ("c", False)
+    ):  # fmt: skip
+        progress.handed_over(name, dropped=dropped)
+    progress.trained(3)
+    saved = progress.saved()
+    assert (saved["groups"], saved["begun"], saved["passed"]) == (2, ["c"], {"c": 1})
+    later = RowProgress.restored(json.loads(json.dumps(saved)))
+    later.begin("c", 2)
+    later.handed_over("c", dropped=True)
+    later.trained(0)
+    assert later.groups == 3 and later.saved()["begun"] == []
+    assert RowProgress.restored({"finished": ["a"]}).groups == 0, "of an earlier release"
 
 
 def test_what_a_checkpoint_has_is_not_begun_again() -> None:
