@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 from steno.contracts.records import Limits, Timings
-from steno_proxy.store.redis.schema import PAST_RUNS, RUNS, TIMED
+from steno_proxy.store.redis.schema import ENDED, PAST_RUNS, PENDING, RUNS, TIMED, trial_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.conftest import opened
 from tests.support.list_contract import make_group
@@ -57,6 +62,61 @@ async def test_what_an_older_release_left_open_is_found(store: RedisStore, serve
             assert await due(started, now + 5.0) == []
             clock[0] += 600.0
             assert await due(started, now + 600.0) == ["meanwhile"]
+
+
+async def test_a_session_that_cant_be_read_keeps_no_other_from_ending_by_its_time(
+    store: RedisStore, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is looked at again ten minutes later: this release may be about to be replaced by one that can read it."""
+    clock = [time.time()]
+    now = clock[0]
+    for trial_id in ("a", "b", "c"):
+        await store.register(session(trial_id, created_at=now, limits=Limits(max_idle_s=5.0)))
+        one = turn(0, timings=Timings(queued=now))
+        await store.commit(trial_id, one, row(one), now=now)
+    with server.client() as client, broken(client, "b"):
+        async with opened(server, clock=lambda: clock[0], **PATIENT) as started:
+            assert await due(started, now + 5.0) == ["a", "c"]
+            assert "trial b" in caplog.text
+            caplog.clear()
+            assert await due(started, now + 5.0) == ["a", "c"] and not caplog.text
+            clock[0] += 600.0
+            assert await due(started, now + 600.0) == ["a", "c"] and "trial b" in caplog.text
+    async with opened(server, **PATIENT) as started:
+        assert await due(started, now + 5.0) == ["a", "b", "c"]
+
+
+async def test_nor_from_being_accounted_for_nor_from_leaving(
+    store: RedisStore, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = time.time()
+    trials = [f"t{number:03}" for number in range(150)]  # more than are looked at together
+    for trial_id in trials:
+        await store.register(session(trial_id, created_at=now))
+        await store.complete(trial_id, status="completed", reward=1.0, end_reason="", metrics={}, now=now)
+    bad = trials[:120]
+    with server.client() as client, broken(client, *bad):
+        async with opened(server, clock=lambda: now - 60.0, **PATIENT) as before:
+            await before._index.announce(trials)  # as a call does that is cut off
+        assert await store.sweep() == 30
+        assert [trial_id for trial_id in trials if f"trial {trial_id}" in caplog.text] == bad
+        assert client.zcard(PENDING) == 120
+        assert await store.expire(now=now + 60.0, retention_s=1.0) == 30
+        assert client.zcard(ENDED) == 120
+    assert await store.expire(now=now + 60.0, retention_s=1.0) == 120
+    assert client.zcard(PENDING) == client.zcard(ENDED) == 0
+
+
+@contextlib.contextmanager
+def broken(client: Any, *trial_ids: str) -> Iterator[None]:
+    """Sessions whose document no release can read."""
+    keys = [trial_keys(trial_id).doc for trial_id in trial_ids]
+    kept = [client.get(key) for key in keys]
+    for key in keys:
+        client.set(key, b"not a document")
+    yield
+    for key, doc in zip(keys, kept, strict=True):
+        client.set(key, doc)
 
 
 async def test_a_run_without_groups_leaves_what_sweeps_and_scrapes_walk(store: RedisStore, server: RedisServer) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+from steno.contracts.errors import StenoError
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
 from steno_proxy.store.encoding.head import Head, head_from_hash, head_of, run_of
@@ -16,6 +18,8 @@ from steno_proxy.store.redis.recordings import MISSING, pairs, refuse
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, side_keys, trial_keys
 from steno_proxy.store.runs.settlement import accountable
+
+log = logging.getLogger(__name__)
 
 
 class RedisDepartures:
@@ -99,14 +103,23 @@ class RedisDepartures:
         return True
 
     async def drop_ended(self, *, now: float, retention_s: float) -> int:
-        """Drop sessions that ended so long ago. Returns how many."""
+        """Drop sessions that ended so long ago. Returns how many. One that can't be read, say, is logged and stays."""
         dropped, kept, cutoff, seen = 0, 0, now - retention_s, set[str]()
         while trials := [trial for trial in await self._index.ended_before(cutoff, kept) if trial not in seen]:
             seen.update(trials)
-            gone = [await self._drop(trial_id, cutoff, now) for trial_id in trials]
+            gone = [await self._dropped(trial_id, cutoff, now) for trial_id in trials]
             dropped += sum(gone)
             kept += len(gone) - sum(gone)
         return dropped
+
+    async def _dropped(self, trial_id: str, cutoff: float, now: float) -> bool:
+        try:
+            return await self._drop(trial_id, cutoff, now)
+        except StenoError:
+            raise
+        except Exception as error:
+            log.warning("can't drop trial %s: %s: %s", trial_id, type(error).__name__, error)
+            return False
 
     async def _drop(self, trial_id: str, cutoff: float, now: float) -> bool:
         """Drop a session that the index believes to be past its retention. False: it is not, or its group is not done with it."""

@@ -18,9 +18,11 @@ it wrote no `timed`: what they left open is found by comparing two keys, at the 
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
+from steno.contracts.errors import StenoError
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
 from steno_proxy.store.encoding.head import Head, head_from_hash, session_of
@@ -41,6 +43,8 @@ from steno_proxy.store.redis.schema import (
     trial_keys,
 )
 from steno_proxy.store.views import ListPosition
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 30.0
 """How long an announcement is left alone: several times what a write may take (redis_link.CALL_TIMEOUT_S), and clocks differ."""
@@ -120,24 +124,33 @@ class RedisIndex:
         await self.publish(trial_id, head, member, at=at, until=until, found_by=found_by)
 
     async def sweep(self, before: Callable[[str], Awaitable[None]]) -> int:
-        """Finish what a crash left between the steps. Returns how many announcements it settled.
+        """Finish what a crash left between the steps. Returns how many announcements it settled. One whose session can't be read,
+        say, is logged and left for the next sweep.
 
         Args: before: what else is owed for a trial, to be done before its announcement goes.
         """
-        client, settled, now = self._link.client, 0, self._clock()
+        client, settled, left, now = self._link.client, 0, 0, self._clock()
         await self._link.call(client.zremrangebyscore(DEAD, "-inf", repr(now)))
         while True:
-            bounds = {"byscore": True, "offset": 0, "num": _BATCH, "withscores": True}
+            bounds = {"byscore": True, "offset": left, "num": _BATCH, "withscores": True}
             due = await self._link.call(client.zrange(PENDING, "-inf", repr(now - GRACE_S), **bounds))
             for member, announced_at in due:
-                await before(member.decode().partition("/")[0])
-                await self.settle(member.decode().partition("/")[0], member.decode(), at=announced_at)
-            settled += len(due)
+                trial_id = member.decode().partition("/")[0]
+                try:
+                    await before(trial_id)
+                    await self.settle(trial_id, member.decode(), at=announced_at)
+                    settled += 1
+                except StenoError:
+                    raise
+                except Exception as error:
+                    left += 1
+                    log.warning("can't settle trial %s: %s: %s", trial_id, type(error).__name__, error)
             if len(due) < _BATCH:
                 return settled
 
     async def due(self, now: float) -> list[str]:
-        """Trials that the sweep is to look at by now, soonest first."""
+        """Trials that the sweep is to look at by now, soonest first. Open ones that it took out (`look_again`) though they are
+        open, since it could not read them, come again UNTIMED_EVERY_S later."""
         client, since = self._link.client, self._clock()
         if since >= self._untimed_at + UNTIMED_EVERY_S:
             untimed = await self._link.call(client.zdiff([status_key("open"), TIMED]))

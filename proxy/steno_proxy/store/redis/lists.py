@@ -97,7 +97,23 @@ class RedisLists:
         return [session for session in found if session.created_at == created[session.trial_id]]
 
     async def sessions(self, trial_ids: Sequence[str]) -> list[Session]:
-        """Those of these trials that are there."""
+        """Those of these trials that are there. Raises: as `session_of`."""
+        return [
+            session_of(trial_id, head_from_hash(fields), doc) for trial_id, fields, doc in await self._raw(trial_ids)
+        ]
+
+    async def readable(self, trial_ids: Sequence[str]) -> list[Session]:
+        """The same, without those that can't be read: the log has why."""
+        found = []
+        for trial_id, fields, doc in await self._raw(trial_ids):
+            try:
+                found.append(session_of(trial_id, head_from_hash(fields), doc))
+            except Exception as error:
+                log.warning("can't read the session of trial %s: %s: %s", trial_id, type(error).__name__, error)
+        return found
+
+    async def _raw(self, trial_ids: Sequence[str]) -> list[tuple[str, dict[bytes, bytes], bytes]]:
+        """Heads and documents of those of these trials that are there."""
         if not trial_ids:
             return []
         pipe = self._link.client.pipeline(transaction=False)
@@ -107,7 +123,7 @@ class RedisLists:
             pipe.get(keys.doc)
         replies = await self._link.call(pipe.execute())
         return [
-            session_of(trial_id, head_from_hash(fields), doc)
+            (trial_id, fields, doc)
             for trial_id, fields, doc in zip(trial_ids, replies[::2], replies[1::2], strict=True)
             if doc is not None and fields and fields[b"status"] != b"deleted"
         ]

@@ -263,7 +263,7 @@ class RedisStore(RedisRecordings):
             some = trial_ids[start : start + LOOKED_AT_ONCE]
             again: dict[str, float | None] = dict.fromkeys(some)
             over = []
-            for session in await self._lists.sessions(some):
+            for session in await self._lists.readable(some):  # others: see `RedisIndex.due`
                 if session.status == "open":
                     at = look_at(session, now)
                     if at <= now:
