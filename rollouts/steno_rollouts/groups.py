@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from steno.contracts.records import ForkOf, Limits, SamplingPolicy
-from steno.contracts.rest import GroupTrials
+from steno.contracts.rest import GroupSpec, GroupTrials
 from steno_rollouts.outcome import TrialResult
-from steno_rollouts.tasks.task import Task
+from steno_rollouts.tasks.task import Task, kept_on_record
 from steno_rollouts.trials.runner import FailedTrial
 
 
@@ -39,6 +39,22 @@ class GroupOptions:
     resumable: bool = True
     stop_after_failures: int = 0
     fork_of: ForkOf | None = None
+
+    def spec(self, task: Task, group_id: str) -> GroupSpec:
+        withheld = kept_on_record(task.hidden)
+        return GroupSpec(
+            group_id=group_id,
+            run_id=self.run_id,
+            task=dict(task.fields),
+            size=self.size,
+            deadline_s=self.deadline_s,
+            purpose=self.purpose,
+            sampling=self.sampling,
+            limits=self.limits,
+            # Not said where there is none: a proxy of an older release refuses what it does not know.
+            **({"fork_of": self.fork_of} if self.fork_of is not None else {}),
+            **({"withheld": withheld} if withheld else {}),
+        )
 
 
 class Observer(Protocol):

@@ -21,13 +21,14 @@ from types import MappingProxyType
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, NotFound, StenoError
-from steno.contracts.rest import GroupSpec, GroupTrials, Trial
+from steno.contracts.rest import GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.groups import GroupOptions, Observer, Planned
 from steno_rollouts.outcome import EndReason, TrialResult
-from steno_rollouts.tasks.task import group_id, kept_on_record
+from steno_rollouts.posts import posted, to_its_end
+from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
 
@@ -112,7 +113,7 @@ class Rollouts:
                     asked.cancel()
                 self._unanswered.clear()
             else:
-                await asyncio.shield(self._give_up(results))
+                await to_its_end(self._give_up(results))
         if self._first.stopped is not None:
             raise self._stopped(self._first.stopped)
         return results
@@ -301,21 +302,7 @@ class Rollouts:
         return bool((await self._client.session(trial_id)).counts.turns)
 
     async def _register(self, plan: Planned, identity: str) -> GroupTrials:
-        options, withheld = self.options, kept_on_record(plan.task.hidden)
-        spec = GroupSpec(
-            group_id=identity,
-            run_id=options.run_id,
-            task=dict(plan.task.fields),
-            size=options.size,
-            deadline_s=options.deadline_s,
-            purpose=options.purpose,
-            sampling=options.sampling,
-            limits=options.limits,
-            # Not said where there is none: a proxy of an older release refuses what it does not know.
-            **({"fork_of": options.fork_of} if options.fork_of is not None else {}),
-            **({"withheld": withheld} if withheld else {}),
-        )
-        asked = asyncio.ensure_future(self._client.create_group(spec))
+        asked = posted(self._client.create_group(self.options.spec(plan.task, identity)))
         try:
             return await asyncio.shield(asked)
         except Conflict as error:
@@ -348,11 +335,7 @@ class Rollouts:
 
     async def _give_up_failed(self, found: Sequence[FailedTrial], results: list[TrialResult]) -> None:
         """To the last of them also where it is cancelled meanwhile: they are held no more, so nobody else ends them."""
-        giving_up = asyncio.ensure_future(self._give_up_each(found, results))
-        try:
-            await asyncio.shield(giving_up)
-        finally:
-            await asyncio.shield(giving_up)
+        await to_its_end(self._give_up_each(found, results))
 
     async def _give_up_each(self, found: Sequence[FailedTrial], results: list[TrialResult]) -> None:
         for failed in found:

@@ -15,6 +15,7 @@ import typer
 from steno_cli.terminal.output import EXIT_FAILURE, console
 
 if TYPE_CHECKING:
+    from steno_rollouts.build import Prepared
     from steno_rollouts.config import RolloutSettings
     from steno_rollouts.outcome import TrialResult
 
@@ -34,12 +35,18 @@ def rollout(settings: RolloutSettings) -> None:
 async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
     """The results of all trials; progress goes to stderr. Raises: as `Prepared.of` and `Rollouts.run`."""
     from steno_rollouts.build import Prepared
+
+    with _cancelled_by_signals(run_id):
+        return await _rolled_out(Prepared.of(settings, run_id), run_id)
+
+
+async def _rolled_out(prepared: Prepared, run_id: str) -> list[TrialResult]:
     from steno_rollouts.groups import epochs
     from steno_rollouts.preflight import about_trainer, check_command, check_nodes, check_proxy, until_served
     from steno_rollouts.reporting.progress import ProgressPrinter
     from steno_rollouts.reporting.results import ResultsFile, ended_trials
 
-    prepared = Prepared.of(settings, run_id)
+    settings = prepared.settings
     known = ended_trials(settings.results)
     out = console(stderr=True)
     for warning in prepared.warnings:
@@ -81,37 +88,40 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
             observers.append(files.enter_context(ResultsFile(settings.results, known)))  # type: ignore[arg-type]
         async with prepared.client() as client:
             rollouts = prepared.rollouts(client, observers=observers)
-            try:
-                with _cancelled_by_signals():
-                    async with progress.shown():
-                        planned = epochs(prepared.tasks, settings.epochs, settings.shuffle_seed)
-                        results = await rollouts.run(planned, done=known)
-                        await prepared.say_over(client)
-                        return results
-            except asyncio.CancelledError:
-                out.print(
-                    f"cancelled; to go on, start the same command with --run {run_id}", markup=False, soft_wrap=True
-                )
-                raise KeyboardInterrupt from None
+            async with progress.shown():
+                planned = epochs(prepared.tasks, settings.epochs, settings.shuffle_seed)
+                results = await rollouts.run(planned, done=known)
+                await prepared.say_over(client)
+                return results
 
 
 @contextlib.contextmanager
-def _cancelled_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM cancel the rollouts, which then end their trials in order; a second one gives them no time for that."""
+def _cancelled_by_signals(run_id: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM cancel the rollouts, which then end their trials in order; a second one gives them no time for that, but
+    for telling the proxy how they ended; a third one not for that either.
+
+    Raises: KeyboardInterrupt: in place of the cancellation."""
+    from steno_rollouts.posts import is_post
+
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    asked = False
+    signals = 0
 
     def stop() -> None:
-        nonlocal asked
-        for each in asyncio.all_tasks(loop) if asked else [task]:
-            each.cancel()
-        asked = True
+        nonlocal signals
+        signals += 1
+        for each in asyncio.all_tasks(loop) if signals > 1 else [task]:
+            if signals > 2 or not is_post(each):
+                each.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     try:
         yield
+    except asyncio.CancelledError:
+        text = f"cancelled; to go on, start the same command with --run {run_id}"
+        console(stderr=True).print(text, markup=False, soft_wrap=True)
+        raise KeyboardInterrupt from None
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

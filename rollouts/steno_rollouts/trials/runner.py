@@ -19,6 +19,7 @@ from steno.contracts.errors import Conflict, Gone, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, recorded_result
+from steno_rollouts.posts import to_its_end
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import CannotStart, Exit
 from steno_rollouts.trials.play import Assignment, Player, RunnerOptions
@@ -108,14 +109,9 @@ class TrialRunner:
                 log.info("%s: attempt %d failed before its first turn: %s", folder.name, attempts, verdict.detail)
         except asyncio.CancelledError:
             verdict = CommandOutcome(EndReason.CANCELLED)
-            posting = asyncio.ensure_future(self._close(assignment, verdict, began, attempts, ended, folder))
-            report(await asyncio.shield(posting))
+            await to_its_end(_told(report, self._close(assignment, verdict, began, attempts, ended, folder)))
             raise
-        posting = asyncio.ensure_future(self._close(assignment, verdict, began, attempts, ended, folder))
-        try:
-            await asyncio.shield(posting)
-        finally:
-            report(await asyncio.shield(posting))  # also where it is cancelled meanwhile: nobody else ends this trial
+        await to_its_end(_told(report, self._close(assignment, verdict, began, attempts, ended, folder)))
         return None
 
     async def give_up(self, failed: FailedTrial) -> TrialResult:
@@ -187,3 +183,7 @@ class TrialRunner:
             return await self._client.session(trial_id)
         except StenoError:
             raise error from None
+
+
+async def _told(report: Callable[[TrialResult], None], closing: Awaitable[TrialResult]) -> None:
+    report(await closing)

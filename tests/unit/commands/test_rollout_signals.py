@@ -1,0 +1,60 @@
+"""What the first, the second and the third Ctrl-C of `steno rollout` end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from steno_cli.commands import rollout
+from steno_rollouts.posts import to_its_end
+
+
+@pytest.fixture
+def pressed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Ctrl-C, told to the handler itself: a real one would be the test's own."""
+    handlers: dict[int, Callable[[], None]] = {}
+    monkeypatch.setattr(
+        asyncio.SelectorEventLoop, "add_signal_handler", lambda _, number, call: handlers.update({number: call})
+    )
+    return lambda: handlers[signal.SIGINT]()
+
+
+@pytest.mark.parametrize(("presses", "ended"), [(1, ["post", "work"]), (2, ["post"]), (3, [])])
+def test_a_second_ctrl_c_leaves_time_for_what_the_proxy_is_told_and_a_third_one_does_not(
+    pressed: Callable[[], None], presses: int, ended: list[str]
+) -> None:
+    done = []
+
+    async def rolled_out() -> None:
+        loop, go_on = asyncio.get_running_loop(), asyncio.Event()
+
+        def press(times: int) -> None:
+            if not times:
+                go_on.set()
+                return
+            pressed()
+            loop.call_soon(press, times - 1)
+
+        async def work() -> None:
+            """In a task of its own, as an executor's are; it takes its time to end."""
+            await go_on.wait()
+            done.append("work")
+
+        async def post() -> None:
+            loop.call_soon(press, presses)
+            await go_on.wait()
+            done.append("post")
+
+        with rollout._cancelled_by_signals("r"):  # the command itself needs a proxy
+            working = asyncio.create_task(work())
+            try:
+                await to_its_end(post())
+            finally:
+                await asyncio.wait({working})
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(rolled_out())
+    assert sorted(done) == ended
