@@ -6,7 +6,7 @@ first turn (`first_turns.py`).
 from __future__ import annotations
 
 import asyncio
-import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable
@@ -140,7 +140,7 @@ async def check_command(prepared: Prepared) -> None:
         return
     if prepared.verifiers is not None:
         return  # nothing of it is a command; its sandboxes begin with the first trial, which runs alone
-    name = f"steno-preflight-{os.getpid()}"
+    name = f"steno-preflight-{secrets.token_hex(4)}"
     folder = settings.work_dir / name
     session = Session(trial_id=name, created_at=0.0, updated_at=0.0)
     url = f"{settings.proxy.rstrip('/')}/{name}"

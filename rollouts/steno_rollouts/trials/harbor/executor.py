@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -110,7 +111,7 @@ class HarborExecutor(Executor):
 
         Args: url: where agents reach the proxy. Raises: ConfigError, Unreachable.
         """
-        name = f"steno-preflight-{os.getpid()}"
+        name = f"steno-preflight-{secrets.token_hex(4)}"
         folder = self._settings.work_dir / name
         urls = {"openai": f"{url}/{name}/v1", "anthropic": f"{url}/{name}", "gemini": f"{url}/{name}"}
         self._addresses[name] = Addresses(urls, NO_KEY)
