@@ -57,6 +57,10 @@ class EvaluateSettings(RolloutSettings):
             raise ValueError(f"purpose: got {self.purpose!r}, must be 'eval': `steno evaluate` never trains its groups")
         if self.model is None and (self.engine != "auto" or self.engine_args):
             raise ValueError("engine and engine_args need --model: they configure the worker that serves it")
+        try:
+            shlex.split(self.engine_args)
+        except ValueError as error:
+            raise ValueError(f"engine_args: got {self.engine_args!r}: {str(error).lower()}") from None
         return self
 
 
