@@ -54,3 +54,17 @@ async def test_what_comes_behind_a_socket_that_is_refused_goes_nowhere(client: S
             answer = await asyncio.wait_for(reader.read(), 30)
             assert answer.count(b"HTTP/1.1 ") == 1 and not answer.startswith(b"HTTP/1.1 101"), answer
             writer.close()
+
+
+async def test_whoever_runs_the_forwarder_may_enter_its_folder_whatever_the_umask_is(
+    client: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[Path, tuple[int, int]] = {}
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", lambda path, *owner: given.update({Path(path): owner}))
+    trial, before = client.register("umask"), os.umask(0o077)
+    try:
+        async with Forward(tmp_path / "socket", Route(trial.urls["anthropic"]), (1000, 1000)):
+            assert given == dict.fromkeys((tmp_path / "socket", tmp_path / "socket" / SOCKET), (1000, 1000))
+    finally:
+        os.umask(before)

@@ -113,7 +113,8 @@ class Forward:
             os.close(folder)
         (self.folder / SOCKET).chmod(0o600)
         if os.geteuid() == 0:
-            os.chown(self.folder / SOCKET, *self._owner)
+            for path in (self.folder, self.folder / SOCKET):  # the folder too: a umask of 077 leaves it to root alone
+                os.chown(path, *self._owner)
         self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=HEAD_BYTES)
         return self
 
