@@ -198,6 +198,9 @@ true
 {{- fail (printf "networkPolicy.sandboxes.namespace is %s, and the pods of trials are in rollout.namespace, %s" .Values.networkPolicy.sandboxes.namespace .Values.rollout.namespace) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.sandboxes.enabled .Values.ingress.enabled .Values.ingress.host (not .Values.proxy.settings.public_url) (not .Values.networkPolicy.sandboxes.ingress.peers) -}}
+{{- fail (printf "networkPolicy.sandboxes.ingress.peers is missing: agents are pointed at the Ingress (%s), which sandboxes can't reach then. Say where it is, or give proxy.settings.public_url" .Values.ingress.host) -}}
+{{- end -}}
 {{- if and .Values.networkPolicy.sandboxes.enabled (not .Values.networkPolicy.sandboxes.podSelector) (eq (include "steno.sandboxesNamespace" .) .Release.Namespace) -}}
 {{- fail "networkPolicy.sandboxes would cut off the proxy itself: give its namespace, or a podSelector" -}}
 {{- end -}}

@@ -308,6 +308,14 @@ def test_sandboxes_reach_the_resolver_and_the_agents_port_only() -> None:
     assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "proxy"
 
 
+def test_sandboxes_reach_the_ingress_that_agents_are_pointed_at() -> None:
+    there = {"peers": [{"ipBlock": {"cidr": "10.0.0.7/32"}}], "ports": [443]}
+    given = {"ingress.enabled": True, "ingress.host": "steno.example", "networkPolicy.sandboxes.ingress": there}
+    words = [word for name, value in given.items() for word in ("--set-json", f"{name}={json.dumps(value)}")]
+    policy = only(render("whole", *words), "NetworkPolicy", "run-steno-sandboxes")
+    assert policy["spec"]["egress"][2:] == [{"ports": [{"protocol": "TCP", "port": 443}], "to": there["peers"]}]
+
+
 def test_prometheus_reads_metrics_with_a_key_of_its_own() -> None:
     [endpoint] = only(render("whole"), "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "run-steno-keys", "key": "metrics-key"}
@@ -408,6 +416,9 @@ def test_values_that_do_not_go_together_are_refused() -> None:
     assert "worker.image" in refused(worker__enabled=True)
     assert "above autoscaling.maxReplicas" in refused(autoscaling__enabled=True, autoscaling__minReplicas=9)
     assert "cut off the proxy itself" in refused(networkPolicy__sandboxes__enabled=True)
+    assert "networkPolicy.sandboxes.ingress.peers" in refused(
+        networkPolicy__sandboxes__enabled=True, ingress__enabled=True, ingress__host="steno.example"
+    )
     for component in ("proxy", "redis__bundled", "worker", "trainer", "rollout"):
         said = refused(**{f"{component}__podLabels": {"team": "x", "app.kubernetes.io/component": "x"}})
         assert f"{component.replace('__', '.')}.podLabels has app.kubernetes.io/component" in said

@@ -67,6 +67,10 @@ def test_the_job_runs_rollouts_that_share_a_run(
 ) -> None:
     job = only(manifests, "Job", NAME)["spec"]
     assert (job["completions"], job["parallelism"], job["podReplacementPolicy"]) == (2, 2, "Failed")
+    [rule] = job["podFailurePolicy"]["rules"]
+    assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}, (
+        "a drained node is no failure"
+    )
     [container] = job["template"]["spec"]["containers"]
     assert container["command"] == ["steno", "rollout"] and "args" not in container
     (tmp_path / "run-key").write_text("rk-of-the-run")
