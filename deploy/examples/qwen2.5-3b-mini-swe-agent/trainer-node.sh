@@ -17,8 +17,12 @@ finish() {  # the trainer's last step and checkpoint first: it needs the proxy
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-redis-server --port 6379 --bind 127.0.0.1 --dir "$data/redis" --appendonly yes --appendfsync everysec &
-steno proxy --host 0.0.0.0 --port 8000 --redis-url redis://127.0.0.1:6379/0 --keys-dir "$data/keys" &
+# On a socket of its own: another Redis of this machine may have the port, and would keep its records elsewhere.
+rm -f "$data/redis/socket"
+redis-server --port 0 --unixsocket "$data/redis/socket" --dir "$data/redis" --appendonly yes --appendfsync everysec &
+redis=$!
+until [ -e "$data/redis/socket" ]; do sleep 0.1; kill -0 "$redis" || exit 1; done
+steno proxy --host 0.0.0.0 --port 8000 --redis-url "unix://$data/redis/socket" --keys-dir "$data/keys" &
 until curl -sf http://127.0.0.1:8000/readyz >/dev/null; do sleep 1; done
 cd "$here"
 python -m steno_cli.torchrun --standalone --shutdown-timeout 600 --nproc-per-node "${GPUS:-8}" \

@@ -123,6 +123,9 @@ say() { echo "$1" >>"$LOG"; }
 up() { echo up >>"$LOG.up"; }
 case "$(basename "$0") $*" in
   curl*) exit 0 ;;
+  redis-server*) [ -z "$NO_REDIS" ] || exit 1; touch "$DATA/redis/socket" ;;
+esac
+case "$(basename "$0") $*" in
   redis-server*|*proxy*) trap 'say "${0##*/} $1 ends"; exit 0' TERM; up; while :; do sleep 0.05; done ;;
   *rollout*) until [ "$(wc -l <"$LOG.up")" = 3 ]; do sleep 0.05; done; say "rollouts end"; exit "$ROLLOUTS" ;;
   *train*)
@@ -147,6 +150,7 @@ def test_the_trainers_last_step_is_waited_for_and_all_end_in_order(rollouts: int
         env={
             "PATH": f"{tmp_path}:/usr/bin:/bin", "STENO_ADMIN_KEY": "a", "STENO_WORKER_KEY": "w", "LOG": str(log),
             "DATA": str(tmp_path / "data"), "ROLLOUTS": str(rollouts), "TRAINER": str(trainer),
+            "NO_REDIS": "",
         },
     )  # fmt: skip
     said = log.read_text().splitlines()
@@ -154,3 +158,14 @@ def test_the_trainers_last_step_is_waited_for_and_all_end_in_order(rollouts: int
     assert said[:2] == ["rollouts end", middle]
     assert sorted(said[2:]) == ["redis-server --port ends", "steno proxy ends"]
     assert done.returncode == (rollouts or trainer)
+
+
+def test_nothing_is_recorded_where_its_redis_does_not_start(tmp_path: Path) -> None:
+    """Another one may run on this machine."""
+    for name in ("redis-server", "steno", "curl", "python"):
+        (tmp_path / name).write_text(STUB)
+        (tmp_path / name).chmod(0o755)
+    given = {"STENO_ADMIN_KEY": "a", "STENO_WORKER_KEY": "w", "DATA": str(tmp_path / "data"), "NO_REDIS": "1"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log"), **given}
+    done = subprocess.run([EXAMPLE / "trainer-node.sh"], timeout=60, check=False, env=environment)
+    assert done.returncode == 1 and not (tmp_path / "log.up").exists()
