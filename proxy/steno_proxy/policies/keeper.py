@@ -276,9 +276,12 @@ class PolicyKeeper:
         if run is None:
             log.info("policy %s: update %s to version %s", row.policy, row.update_id, row.version)
             self._carry_out(updates, updates.adopt(self._run_of(row), now))
-        elif run.state == "failed" and row.since > run.since:
+        elif row.since > run.since and run.state == "failed":
             self._ended.pop(row.update_id, None)
             self._carry_out(updates, updates.revive(run, row.since, now))
+        elif row.since > run.since:  # it had failed at another replica
+            run.since = row.since
+            self._carry_out(updates, updates.tick(now))
 
     def _run_of(self, row: UpdateRow) -> UpdateRun:
         return UpdateRun(

@@ -131,3 +131,36 @@ async def test_after_redis_has_lost_all_the_next_push_reaches_the_workers_of_eve
     finally:
         for keeper in keepers:
             keeper.close()
+
+
+async def test_who_had_not_failed_takes_over_the_new_deadline_of_an_update_that_was_posted_again() -> None:
+    now, store = 0.0, MemoryPolicies()
+    keepers = [PolicyKeeper(store, clock=lambda: now, settle_s=0.0) for _ in range(2)]
+    asked = spec(1, deadline_s=30.0)
+
+    async def states() -> list[str]:
+        for keeper in keepers:
+            await keeper.sync()
+            keeper._tick()
+        return [(await keeper.update(asked.update_id)).state for keeper in keepers]
+
+    try:
+        for keeper in keepers:
+            keeper.admitted(cast(Any, Worker("base/0")))
+        await keepers[0].post(asked)
+        assert await states() == ["running", "running"]
+        keepers[0].progressed(cast(Any, keepers[0]._workers["w"]), Progress(asked.update_id, "failed", code="x"))
+        now = 31.0  # at the second one nobody has looked since
+        keepers[0]._tick()
+        await keepers[0].sync()
+        assert (await store.update(asked.update_id)).state == "failed"
+        await keepers[0].post(asked)
+        await keepers[1].sync()
+        assert await states() == ["running", "running"]
+        at = keepers[1]._updates["default"].next_deadline()
+        assert at == 61.0
+        now = 61.0
+        assert (await states())[1] == "failed"
+    finally:
+        for keeper in keepers:
+            keeper.close()
