@@ -368,6 +368,13 @@ OWN: dict[str, dict[str, Callable[[int], Json]]] = {
             "type": "additional_tools", "tools": _each(size, 35, lambda i: _FUNCTION | {"name": f"t{i}"})}]},
         "calls of a namespace": lambda size: {"input": _each(size, 100, lambda i: {
             "type": "function_call", "call_id": f"c{i}", "namespace": "n", "name": "t", "arguments": "{}"})},
+        "calls of a shell": lambda size: {"tools": [{"type": "shell"}], "input": [
+            {"role": "user", "content": "go"}, *_each(size, 90, lambda i: {
+                "type": "shell_call", "call_id": f"c{i}", "action": {"commands": ["a"]}})]},
+        "outputs of a shell": lambda size: {"input": [{"role": "user", "content": "go"}, {
+            "type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a", "stderr": "b"}] * (size // 30)}]},
+        "hosted calls of a shell": lambda size: {"input": [{"role": "user", "content": "go"}, *_each(size, 90, lambda i: {
+            "type": "shell_call", "call_id": f"c{i}", "environment": {"type": "container_reference"}})]},
         "references": lambda size: {"input": _each(size, 110, lambda i: {
             "type": "item_reference", "id": f"msg_{i:012x}_0"})},
         "unknown items": lambda size: {"input": [*_dropped(size), {"role": "user", "content": "go"}]},

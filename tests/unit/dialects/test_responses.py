@@ -14,6 +14,7 @@ from steno.contracts.errors import BadRequest, NotFound, NoWorker
 from steno_proxy.dialects.responses.dialect import ResponsesCount, ResponsesDialect, turn_of_response
 from steno_proxy.dialects.responses.items import seal
 from steno_proxy.dialects.responses.output import ResponsesRequest
+from steno_proxy.dialects.responses.tools import ClientTool
 from steno_proxy.sessions.messages.normalise import message_digest
 
 RESPONSES = ResponsesDialect()
@@ -193,7 +194,7 @@ def test_namespaces_are_flattened_and_their_calls_come_back_so() -> None:
     assert names == ["f", "crew__f", "crew__g"]
     assert request.job.messages[1]["tool_calls"][0]["function"]["name"] == "crew__f"
     assert request.job.tools[1]["function"]["description"] == "[crew: Agents.]\n"
-    assert request.places["crew__g"] == ("crew", "g", False)
+    assert request.places["crew__g"] == ClientTool("crew", "g")
 
 
 def test_a_plain_tool_keeps_its_name_beside_a_namespace_that_would_take_it() -> None:
@@ -221,7 +222,7 @@ def test_tools_among_the_items_are_tools_and_those_of_the_root_namespace_keep_th
     assert [tool["function"]["name"] for tool in request.job.tools] == ["f", "exec", "wait", "crew__f", "crew__g"]
     assert [message["role"] for message in request.job.messages] == ["user", "assistant"]
     assert request.job.messages[1]["tool_calls"][0]["function"]["name"] == "exec"
-    assert request.places["exec"] == ("functions", "exec", True) and request.dropped == []
+    assert request.places["exec"] == ClientTool("functions", "exec", True) and request.dropped == []
     assert parse([item, USER], tools=[{**F, "name": "wait"}]).places["wait_"] == ("functions", "wait", False)
 
 

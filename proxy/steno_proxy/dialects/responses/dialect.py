@@ -347,7 +347,7 @@ def _kept(request: ResponsesRequest, body: _ResponsesBody) -> dict[str, Any]:
     if request.sealed:
         kept["sealed"] = True
     if request.places:
-        kept["places"] = {name: list(place) for name, place in request.places.items()}
+        kept["places"] = {name: place.stored() for name, place in request.places.items()}
     for name in ("metadata", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user"):
         if value := getattr(body, name):
             kept[name] = value

@@ -50,7 +50,7 @@ class ResponsesWriter:
         self._place = ClientTool("", "")
         self._call_id = ""
         self._free: FreeText | None = None
-        self._held = True  # a custom call whose id can't be told yet
+        self._held = True  # a call whose id can't be told yet
         self._splice = b""
 
     # -- what the turn asks for
@@ -151,7 +151,7 @@ class ResponsesWriter:
     def _open_call(self, place: ClientTool) -> bytes:
         self._place = place
         self._free = FreeText() if place.custom else None
-        self._held = place.custom
+        self._held = place.custom or bool(place.kind)
         return b"" if self._held else self._add_call(False)
 
     def _add_call(self, raw: bool) -> bytes:
@@ -162,7 +162,10 @@ class ResponsesWriter:
         return self._added(item)
 
     def _argued(self, arguments: str) -> bytes:
-        """A piece of a call's arguments."""
+        """A piece of a call's arguments. Those of a tool that OpenAI defines are told when they are whole."""
+        if self._place.kind:
+            self._texts.append(arguments)
+            return b""
         if self._free is None:
             return self._delta(arguments) if arguments else b""
         text = self._free.feed(arguments)
@@ -222,6 +225,13 @@ class ResponsesWriter:
 
     def _close_call(self, index: int, status: str) -> tuple[bytes, Item]:
         out, raw = b"", False
+        if self._place.kind:
+            text, self._texts = "".join(self._texts), []
+            item = call_item(self._turn_id, index, self._call_id, self._place, text, False, status)
+            if item["type"] != "function_call":
+                return self._added(item | {"status": "in_progress"}), item
+            self._place = ClientTool("", self._place.name)
+            out = self._add_call(False) + (self._delta(text) if text else b"")
         if self._free is not None:
             text = self._free.end()
             raw = bool(self._free.raw)

@@ -21,6 +21,14 @@ from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, texts_of, thought_of
 from steno_proxy.dialects.refusals import must_be
+from steno_proxy.dialects.responses.client_tools import (
+    CALLS,
+    OUTPUTS,
+    ClientKind,
+    check_item,
+    is_hosted,
+    output_text,
+)
 from steno_proxy.dialects.responses.text import FREE_TEXT
 from steno_proxy.dialects.responses.tools import ClientTool, Tools
 
@@ -66,6 +74,7 @@ class _ItemsReader:
         self._said: list[str] = []  # the texts of its message items
         self._thought: list[str] = []
         self._answered = False  # results have come after it
+        self._hosted: set[str] = set()  # ids of calls that the provider ran
 
     def take(self, path: str, item: dict[str, Any]) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -80,6 +89,10 @@ class _ItemsReader:
             call_id = _string(path, item, "call_id")
             self.messages.append({"role": "tool", "content": self._output(path, item), "tool_call_id": call_id})
             self._answered = True
+        elif kind in CALLS:
+            self._client_call(path, item, CALLS[kind])
+        elif kind in OUTPUTS:
+            self._client_output(path, item)
         elif kind == "item_reference":
             named = turn_of(item.get("id"))
             if not named:
@@ -90,6 +103,7 @@ class _ItemsReader:
         elif kind == "additional_tools":
             pass  # read with the request's own tools
         elif isinstance(kind, str):
+            check_item(path, kind)
             self._seen.dropped.append(kind)
         else:
             raise BadRequest(f"{path}.type is required", field=f"{path}.type")
@@ -126,9 +140,29 @@ class _ItemsReader:
         else:
             given = item.get("arguments")
             arguments = given if isinstance(given, str) else to_json(given or {}).decode()
+        self._called(item, call_id, place, arguments)
+
+    def _called(self, item: dict[str, Any], call_id: str, place: ClientTool, arguments: str) -> None:
         reply = self._of_turn(turn_of(item.get("id")) or turn_of(call_id))
         function = {"name": self._tools.function(place), "arguments": arguments}
         reply.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+    def _client_call(self, path: str, item: dict[str, Any], kind: ClientKind) -> None:
+        """A call of a tool that OpenAI defines; one that the provider ran is left out, with its output."""
+        call_id = _string(path, item, "call_id")
+        if is_hosted(item):
+            self._hosted.add(call_id)
+            self._seen.dropped.append(kind.call)
+            return
+        self._called(item, call_id, ClientTool("", kind.name, kind=kind.name), kind.arguments(path, item))
+
+    def _client_output(self, path: str, item: dict[str, Any]) -> None:
+        call_id = _string(path, item, "call_id" if "call_id" in item else "id")
+        if call_id in self._hosted:
+            self._seen.dropped.append(item["type"])
+            return
+        self.messages.append({"role": "tool", "content": output_text(path, item), "tool_call_id": call_id})
+        self._answered = True
 
     def _compaction(self, path: str, item: dict[str, Any]) -> None:
         """What `ResponsesCompact` made of a conversation; another provider's can't be read."""

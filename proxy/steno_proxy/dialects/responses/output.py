@@ -15,6 +15,7 @@ import msgspec
 from steno.contracts.chat import CanonicalRequest, TokenLogprob
 from steno_proxy.dialects.base import Choice, Header
 from steno_proxy.dialects.openai.common import logprobs_of
+from steno_proxy.dialects.responses.client_tools import KINDS
 from steno_proxy.dialects.responses.items import RAW_CALL, seal
 from steno_proxy.dialects.responses.text import free_text
 from steno_proxy.dialects.responses.tools import ClientTool, Tools
@@ -57,6 +58,8 @@ def message_item(item_id: str, parts: list[dict[str, Any]], status: str = "compl
 
 def call_item(turn_id: str, index: int, call_id: str, place: ClientTool, text: str, raw: bool, status: str) -> Item:
     """text: arguments, or a custom call's input."""
+    if place.kind and (made := KINDS[place.kind].item(turn_id, index, call_id, text, status)) is not None:
+        return made
     if place.custom:
         prefix = RAW_CALL if raw else "ctc"
         item = {"id": f"{prefix}_{turn_id}_{index}", "type": "custom_tool_call", "call_id": call_id, "name": place.name}
@@ -81,12 +84,14 @@ def items_of(request: ResponsesRequest, turn_id: str, choice: Choice) -> list[It
     if message["content"] or not (calls or items):
         part = output_part(message["content"], choice.tokens)
         items.append(message_item(f"msg_{turn_id}_{len(items)}", [part]))
-    for call in calls:
+    for i, call in enumerate(calls, 1):
         place, text, raw = tools.place(call["function"]["name"]), call["function"]["arguments"], False
         if place.custom:
             text, raw = free_text(text)
-        items.append(call_item(turn_id, len(items), call["id"], place, text, raw, "completed"))
-    items[-1]["status"] = status
+        ended = status if i == len(calls) else "completed"
+        items.append(call_item(turn_id, len(items), call["id"], place, text, raw, ended))
+    if not calls:
+        items[-1]["status"] = status
     return items
 
 

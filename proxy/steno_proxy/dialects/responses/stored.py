@@ -6,7 +6,7 @@ its tools as the model was offered them, without those that were dropped.
 
 `GET …/input_items` lists what it was an answer to, page by page, made of the messages on record: what the model was asked. Ids
 that their client gave them are not kept. An item's id is `item_<turn_id>_i<n>`, its place in the conversation, which names no
-turn's output (`items.py`).
+turn's output (`items.py`). Calls of tools that OpenAI defines are listed as those of functions, which the model knows them as.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def _choice(choice: str, places: dict[str, ClientTool]) -> Any:
         return choice
     name = choice.removeprefix("function:")
     place = places.get(name) or ClientTool("", name)
+    if place.kind:
+        return {"type": place.kind}
     shown = {"type": "custom" if place.custom else "function", "name": place.name}
     return shown | ({"namespace": place.namespace} if place.namespace else {})
 
@@ -107,6 +109,9 @@ def _tools(functions: list[dict[str, Any]], places: dict[str, ClientTool]) -> li
     namespaces: dict[str, list[dict[str, Any]]] = {}
     for function in (tool["function"] for tool in functions):
         place = places.get(function["name"]) or ClientTool("", function["name"])
+        if place.kind:
+            tools.append({"type": place.kind} | ({"environment": {"type": "local"}} if place.kind == "shell" else {}))
+            continue
         shown = {"type": "custom" if place.custom else "function", "name": place.name}
         if "description" in function:
             shown["description"] = function["description"]

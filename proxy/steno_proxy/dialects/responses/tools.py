@@ -2,8 +2,8 @@
 
 A model has one list of functions. A function inside a namespace is called `<namespace>__<name>` there, a custom (free
 text) tool is a function with the one argument `input`. What a model calls is given back with its namespace, and as a
-custom call with plain text. Tools that only OpenAI's own servers can run (`web_search`, `tool_search`, …) are dropped
-and named in `dropped`.
+custom call with plain text. Tools that OpenAI defines and the client runs are functions too (`client_tools.py`). Tools that only
+OpenAI's own servers can run (`web_search`, `tool_search`, …) are dropped and named in `dropped`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from steno.contracts.chat import Tool
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.refusals import must_be
+from steno_proxy.dialects.responses.client_tools import KINDS, kind_of
 from steno_proxy.dialects.responses.text import FREE_TEXT
 
 ROOT_NAMESPACE = "functions"
@@ -36,11 +37,19 @@ FUNCTION_DEFAULTS: dict[str, Any] = {"description": None, "parameters": None, "s
 
 
 class ClientTool(NamedTuple):
-    """What a client calls a function of the model's. namespace: "" for none."""
+    """What a client calls a function of the model's. namespace: "" for none. kind: of a tool that OpenAI defines, its type."""
 
     namespace: str
     name: str
     custom: bool = False
+    kind: str = ""
+
+    def stored(self) -> list[Any]:
+        """As it is kept on record. Proxies of an earlier release know no kind."""
+        return list(self if self.kind else self[:3])
+
+    def is_same(self, other: ClientTool) -> bool:
+        return (self.namespace, self.name, self.kind) == (other.namespace, other.name, other.kind)
 
 
 @dataclass(slots=True)
@@ -67,7 +76,7 @@ class Tools:
             return joined
         for _ in range(_MOST_NAMESAKES + 1):
             known = self.places.get(name)
-            if known is not None and known[:2] == place[:2]:
+            if known is not None and known.is_same(place):
                 return name
             name += "_"
         return joined
@@ -134,13 +143,19 @@ class _ToolsReader:
         if kind == "namespace" and not namespace:
             self._namespace(path, tool)
             return
+        if not namespace and (client_kind := kind_of(path, tool)) is not None:
+            place = ClientTool("", kind, kind=kind)
+            name = self._name(path, place)
+            self.tools.places[name] = place
+            self.tools.functions.append(client_kind.tool(name))
+            return
         if kind not in ("function", "custom"):
             self.tools.first_dropped = self.tools.first_dropped or path
             self.tools.dropped.append(kind)
             return
         place = ClientTool(namespace, _text(path, tool, "name"), kind == "custom")
         name = self._name(path, place)
-        if place != ("", name, False):
+        if place != ClientTool("", name):
             self.tools.places[name] = place
         function: dict[str, Any] = {"name": name}
         description = about + _text(path, tool, "description", required=False)
@@ -160,7 +175,7 @@ class _ToolsReader:
 
     def _name(self, path: str, place: ClientTool) -> str:
         name = joined_name(place)
-        if place.namespace:
+        if place.namespace or place.kind:
             for _ in range(_MOST_NAMESAKES):
                 if name not in self._plain and name not in self._names:
                     break
@@ -225,8 +240,10 @@ def read_choice(given: Any, tools: Tools) -> tuple[str, list[Tool]]:
     kind = given.get("type")
     if kind == "allowed_tools":
         return _allowed(given, tools)
-    if kind not in ("function", "custom"):
-        raise must_be("one of function, custom, allowed_tools", "tool_choice.type", kind)
+    if kind not in ("function", "custom", *KINDS):
+        raise must_be(
+            "one of function, custom, shell, local_shell, apply_patch, allowed_tools", "tool_choice.type", kind
+        )
     name = _named(given, tools)
     if name not in tools.names():
         raise BadRequest(f"tool_choice.name: no tool is named {name[:80]!r}", field="tool_choice.name")
@@ -247,6 +264,9 @@ def _allowed(given: dict[str, Any], tools: Tools) -> tuple[str, list[Tool]]:
 
 
 def _named(given: dict[str, Any], tools: Tools) -> str:
+    kind = given.get("type")
+    if isinstance(kind, str) and kind in KINDS:
+        return tools.function(ClientTool("", kind, kind=kind))
     name, namespace = given.get("name"), given.get("namespace")
     return tools.function(
         ClientTool(namespace if isinstance(namespace, str) else "", name if isinstance(name, str) else "")

@@ -1,0 +1,239 @@
+"""Tools of the Responses format that OpenAI defines and a request's client runs: `local_shell`, `apply_patch` and `shell` where
+its environment is local. A request names them without a schema, since OpenAI's models were taught them; any other model has to be
+told what they take, and calls them as functions. Their calls are items of their own, with what was called as an object in it, so
+the function's arguments become that object and come back from it.
+
+Where arguments are not what the tool takes, the call is told as a `function_call` with the arguments as sampled: its client must
+not run what nobody said. Where only their spelling differs (one command that is no list, an option of the wrong type), the item
+holds what can be run, and the arguments as sampled beside it under ARGUMENTS, which the Agents SDK sends back.
+
+Schemas follow OpenAI's public description of each, the words are our own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from steno.contracts.chat import Tool
+from steno.contracts.errors import BadRequest
+from steno_proxy.dialects.bounds import integral
+from steno_proxy.dialects.refusals import must_be
+
+Json = dict[str, Any]
+ARGUMENTS = "arguments"
+COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
+"""Tools that the client runs, too, by screenshots, and that are not offered here."""
+_COMPUTER_CALLS = frozenset({"computer_call", "computer_call_output"})
+_LOCAL = {"type": "local"}
+_OPERATIONS = ("create_file", "update_file", "delete_file")
+
+
+def _text(description: str) -> Json:
+    return {"type": "string", "description": description}
+
+
+def _number(description: str) -> Json:
+    return {"type": "integer", "description": description}
+
+
+def _texts(description: str) -> Json:
+    return {"type": "array", "items": {"type": "string"}, "minItems": 1, "description": description}
+
+
+def _shell_action(given: Json) -> Json | None:
+    commands = given.get("commands")
+    commands = [commands] if isinstance(commands, str) else commands
+    if not _are_texts(commands):
+        return None
+    return {"commands": commands} | _numbers(given, "timeout_ms", "max_output_length")
+
+
+def _local_shell_action(given: Json) -> Json | None:
+    command = given.get("command")
+    command = ["bash", "-lc", command] if isinstance(command, str) else command
+    if not _are_texts(command):
+        return None
+    env = given.get("env")
+    holds = isinstance(env, dict) and all(isinstance(value, str) for value in env.values())
+    action: Json = {"type": "exec", "command": command, "env": env if holds else {}} | _numbers(given, "timeout_ms")
+    if isinstance(given.get("working_directory"), str):
+        action["working_directory"] = given["working_directory"]
+    return action
+
+
+def _operation(given: Json) -> Json | None:
+    kind, path, diff = given.get("type"), given.get("path"), given.get("diff")
+    if kind not in _OPERATIONS or not isinstance(path, str) or not path:
+        return None
+    if kind == "delete_file":
+        return {"type": kind, "path": path}
+    return {"type": kind, "path": path, "diff": diff} if isinstance(diff, str) and diff else None
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(isinstance(one, str) for one in given)
+
+
+def _numbers(given: Json, *names: str) -> Json:
+    found = {name: integral(given.get(name)) for name in names}
+    return {name: n for name, n in found.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
+
+
+@dataclass(frozen=True)
+class ClientKind:
+    """One such tool. name: its type, and the function's name. prefix: of its items' ids. member: of an item, what was called.
+    made: that from arguments; None: they are not what the tool takes. plain: what of a member the arguments need not say."""
+
+    name: str
+    prefix: str
+    member: str
+    description: str
+    properties: Json
+    required: list[str]
+    made: Callable[[Json], Json | None]
+    plain: Json
+
+    @property
+    def call(self) -> str:
+        return f"{self.name}_call"
+
+    def tool(self, name: str) -> Tool:
+        """The function. Args: name: of it, where another tool has this one's."""
+        schema = {"type": "object", "properties": self.properties, "required": self.required}
+        function = {"name": name, "description": self.description, "parameters": schema}
+        return {"type": "function", "function": function}
+
+    def item(self, turn_id: str, index: int, call_id: str, arguments: str, status: str) -> Json | None:
+        """The item of a call; None: its arguments are not what the tool takes."""
+        given = _object(arguments)
+        made = self.made(given) if given is not None else None
+        if made is None:
+            return None
+        item: Json = {
+            "id": f"{self.prefix}_{turn_id}_{index}",
+            "type": self.call,
+            "call_id": call_id,
+            self.member: made,
+        }
+        if self.name == "shell":
+            item["environment"] = _LOCAL
+        if self._said(made) != given:
+            item[ARGUMENTS] = arguments
+        return item | {"status": "in_progress" if self.name == "apply_patch" and status == "incomplete" else status}
+
+    def arguments(self, path: str, item: Json) -> str:
+        """Those of a call in a history. Raises: BadRequest naming the field."""
+        sampled, made = item.get(ARGUMENTS), item.get(self.member)
+        if isinstance(sampled, str):
+            return sampled
+        if not isinstance(made, dict):
+            raise must_be("an object", f"{path}.{self.member}", made)
+        return json.dumps(self._said(made), ensure_ascii=False, separators=(",", ":"))
+
+    def _said(self, made: Json) -> Json:
+        return {k: v for k, v in made.items() if v is not None and (k not in self.plain or self.plain[k] != v)}
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        ClientKind(
+            "shell", "sh", "action",
+            "Run shell commands, each by itself and in their order, and get what each wrote and how it ended.",
+            {
+                "commands": _texts("The commands to run."),
+                "timeout_ms": _number("Milliseconds after which a command is ended."),
+                "max_output_length": _number("The most characters of output to be shown."),
+            },
+            ["commands"], _shell_action, {},
+        ),
+        ClientKind(
+            "local_shell", "lsh", "action",
+            "Run one command, and get what it wrote.",
+            {
+                "command": _texts('The program and its arguments, such as ["bash", "-lc", "ls"].'),
+                "working_directory": _text("Where to run it."),
+                "env": {"type": "object", "additionalProperties": {"type": "string"}, "description": "Variables to set."},
+                "timeout_ms": _number("Milliseconds after which it is ended."),
+            },
+            ["command"], _local_shell_action, {"type": "exec", "env": {}},
+        ),
+        ClientKind(
+            "apply_patch", "apc", "operation",
+            "Create, change or delete one file. In the diff of a new file each line begins with +. A diff of a change has a part "
+            "for each place: a line @@, and after it, if that helps to find the place, a space and a line of the file above it; "
+            "then lines of the file around the change as they are, each after a space, lines to remove after -, and new ones "
+            "after +. No line numbers, no headers of files.",
+            {
+                "type": {"type": "string", "enum": list(_OPERATIONS)},
+                "path": _text("The file."),
+                "diff": _text("For create_file and update_file."),
+            },
+            ["type", "path"], _operation, {},
+        ),
+    )
+}  # fmt: skip
+CALLS = {kind.call: kind for kind in KINDS.values()}
+OUTPUTS = {f"{kind.call}_output": kind for kind in KINDS.values()}
+
+
+def kind_of(path: str, tool: Json) -> ClientKind | None:
+    """None: the provider runs it, or it is none of these. Raises: BadRequest: the client runs it, and it can't be offered."""
+    name = tool["type"]
+    if name in COMPUTERS:
+        raise BadRequest(
+            f"{path}.type: got {name!r}: the client runs it by screenshots, which no model here was taught. Offer what it does as"
+            " function tools",
+            field=f"{path}.type",
+        )
+    return None if is_hosted(tool) else KINDS.get(name)
+
+
+def is_hosted(given: Json) -> bool:
+    """Whether a shell, or a call of it, is in one of the provider's containers."""
+    where = given.get("environment")
+    return isinstance(where, dict) and str(where.get("type", "")).startswith("container")
+
+
+def check_item(path: str, kind: str) -> None:
+    """Raises: BadRequest: an item of a tool that can't be offered, without which the history would not be what it was."""
+    if kind in _COMPUTER_CALLS:
+        raise BadRequest(f"{path}.type: got {kind!r}: computer tools are not supported", field=f"{path}.type")
+
+
+def output_text(path: str, item: Json) -> str:
+    """What the client says of a call. Raises: BadRequest naming the field."""
+    output, at = item.get("output"), f"{path}.output"
+    if isinstance(output, list):
+        return "\n".join(_told(f"{at}.{i}", one) for i, one in enumerate(output))
+    if not isinstance(output, str | None):
+        raise must_be("a string or a list of outputs", at, output)
+    text = output or ""
+    if item.get("status") == "failed" and "error" not in text[:64].lower():
+        text = f"Error: {text}"
+    return text or ("Done." if item["type"] == "apply_patch_call_output" else "")
+
+
+def _told(path: str, one: Any) -> str:
+    if not isinstance(one, dict):
+        raise must_be("an object", path, one)
+    told = [text for name in ("stdout", "stderr") if isinstance(text := one.get(name), str) and text]
+    ended = one.get("outcome")
+    if isinstance(ended, dict) and ended.get("type") == "timeout":
+        told.append("(timed out)")
+    elif isinstance(ended, dict) and ended.get("exit_code"):
+        told.append(f"(exit code {ended['exit_code']})")
+    return "\n".join(told)
+
+
+def _object(arguments: str) -> Json | None:
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
