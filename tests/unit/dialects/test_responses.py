@@ -223,7 +223,7 @@ def test_tools_among_the_items_are_tools_and_those_of_the_root_namespace_keep_th
     assert [message["role"] for message in request.job.messages] == ["user", "assistant"]
     assert request.job.messages[1]["tool_calls"][0]["function"]["name"] == "exec"
     assert request.places["exec"] == ClientTool("functions", "exec", True) and request.dropped == []
-    assert parse([item, USER], tools=[{**F, "name": "wait"}]).places["wait_"] == ("functions", "wait", False)
+    assert parse([item, USER], tools=[{**F, "name": "wait"}]).places["wait_"] == ClientTool("functions", "wait")
 
 
 def test_a_custom_tool_is_a_function_of_one_text() -> None:
