@@ -13,7 +13,8 @@ GROUPS_BEFORE = "_groups_before_resume"
 
 def rows_of_step(trainer: Any) -> int:
     """Raises: AttributeError: TRL has no such name any more."""
-    return int(round(getattr(trainer, ROWS)))
+    rows: float = getattr(trainer, ROWS)
+    return round(rows)
 
 
 def count_groups_before(trainer: Any, groups: int) -> None:

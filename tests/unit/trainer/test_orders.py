@@ -12,6 +12,7 @@ from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.errors import BadBatch, BadPlan
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.packing.plan import CostModel
+from steno_trainer.step.step import _positions, _Seen, _slots
 from steno_trainer.step.step_plan import Layout, StepBatch, StepOrders, draw_up, make_batch
 from tests.unit.trainer.rows import row
 
@@ -85,3 +86,24 @@ def test_a_trial_without_samples_is_part_of_its_groups_mean() -> None:
     assert batch.advantages["a"] == pytest.approx(1 / 3)
     assert dropped == {"equal": Reason.ZERO_VARIANCE}
     assert ledger.total().untrained == {Reason.ZERO_VARIANCE: 1}
+
+
+def test_what_a_token_is_annotated_with_is_that_of_the_first_pass_whatever_rank_runs_it_later() -> None:
+    """Ranks add up what they have: a token that each of two epochs runs on another rank would count twice."""
+    orders = draw_up(BATCH, replace(LAYOUT, epochs=2, mini_batches=2), seed="other")
+    slots = _slots(ROWS)
+    by_rank = [_Seen(orders.passes, slots) for _ in range(LAYOUT.packs)]
+    ran: dict[int, set[int]] = {i: set() for i in range(len(ROWS))}
+    for number, part in enumerate(orders.passes):
+        for rank, batches in enumerate(part.plan.ranks):
+            for batch in batches:
+                rows = [part.rows[i] for i in batch.items]
+                for i in rows:
+                    ran[i].add(rank)
+                where = _positions(rows, slots)
+                by_rank[rank].note(number, where, torch.full((len(where),), number + 1.0), torch.zeros(len(where)))
+    assert any(len(ranks) > 1 for ranks in ran.values()), "else this shows nothing"
+    added_N = torch.stack([seen.differences_N for seen in by_rank]).sum(0)
+    for i in range(len(ROWS)):
+        first = next(number for number, part in enumerate(orders.passes) if i in part.rows)
+        assert added_N[slots[i] : slots[i + 1]].tolist() == [first + 1.0] * ROWS[i].trained_tokens

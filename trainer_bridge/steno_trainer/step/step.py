@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from resource import RUSAGE_SELF, getrusage
 
@@ -80,17 +81,19 @@ class StepReport:
 
 
 class _Seen:
-    """Of each trained token of the step that this rank has run: how the trainer's log-probability differed from the sampler's
-    when it first did. 0 for the others, so that the sum over ranks is each token's value."""
+    """Of each trained token of the step that this rank has run first: how the trainer's log-probability differed from the
+    sampler's. 0 for the others, so that the sum over ranks is each token's value: later passes may run it on another rank."""
 
-    def __init__(self, tokens: int) -> None:
-        self.differences_N = torch.zeros(tokens)
-        self._known_N = torch.zeros(tokens, dtype=torch.bool)
+    def __init__(self, passes: Sequence[OptimizerPass], slots: Sequence[int]) -> None:
+        self.differences_N = torch.zeros(slots[-1])
+        self._first_N = torch.full((slots[-1],), -1)
+        for number in reversed(range(len(passes))):
+            self._first_N[_positions(passes[number].rows, slots)] = number
 
-    def note(self, where: Tensor, logprobs_n: Tensor, sampled_n: Tensor) -> None:
-        new_n = ~self._known_N[where]
+    def note(self, number: int, where: Tensor, logprobs_n: Tensor, sampled_n: Tensor) -> None:
+        """Args: number: of the pass. where: this call's tokens among those of the step."""
+        new_n = self._first_N[where] == number
         self.differences_N[where[new_n]] = (logprobs_n.detach().float() - sampled_n).cpu()[new_n]
-        self._known_N[where] = True
 
 
 @dataclass
@@ -140,14 +143,15 @@ class Stepper:
             torch.cuda.reset_peak_memory_stats()
         slots = _slots(rows)
         masked_N = torch.zeros(slots[-1], dtype=torch.uint8)
-        seen_N = _Seen(slots[-1]) if self.settings.annotate else None
+        seen_N = _Seen(orders.passes, slots) if self.settings.annotate else None
         rate = learning_rate(self.settings, self.steps_done)
         norms: list[float] = []
         totals: list[_Sums] = []
         trained: set[int] = set()
         spoiled: dict[int, str] = {}
-        for part in orders.passes:
-            total = self._reduce(self._run(part, orders, rows, slots, proximal_N, reference_N, masked_N, seen_N))
+        for number, part in enumerate(orders.passes):
+            note = partial(seen_N.note, number) if seen_N is not None else None
+            total = self._reduce(self._run(part, orders, rows, slots, proximal_N, reference_N, masked_N, note))
             bad_loss = not math.isfinite(total.loss)
             norm = self.engine.update(rate, skip=bad_loss)
             if norm is None:
@@ -183,7 +187,8 @@ class Stepper:
 
     def _run(
         self, part: OptimizerPass, orders: StepOrders, rows: Sequence[TrainingRow], slots: Sequence[int],
-        proximal_N: Tensor | None, reference_N: Tensor | None, masked_N: Tensor, seen_N: _Seen | None,
+        proximal_N: Tensor | None, reference_N: Tensor | None, masked_N: Tensor,
+        note: Callable[[Tensor, Tensor, Tensor], None] | None,
     ) -> _Sums:  # fmt: skip
         """Forward and backward over this rank's micro-batches of a pass. Marks in masked_N what the correction takes out."""
         sums = _Sums()
@@ -204,9 +209,9 @@ class Stepper:
                     packed.sequence_N, packed.sequence_tokens_N, packed.sequences, self.ranks.add_shared
                 )
             found = policy_loss(self._objective, tokens, logprobs_n, entropies_n, sequences)
-            if seen_N is not None:
+            if note is not None:
                 before_n = tokens.proximal_logprobs_N if tokens.proximal_logprobs_N is not None else logprobs_n
-                seen_N.note(where, before_n, packed.sampling_logprobs_N)
+                note(where, before_n, packed.sampling_logprobs_N)
             self.engine.backward(found.total)
             sums.loss += float(found.total.detach())
             sums.means_M2 += found.sums_M2.cpu()
