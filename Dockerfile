@@ -46,7 +46,7 @@ VOLUME /var/lib/steno
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=10s --start-period=15s \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_PORT\"]}/healthz', timeout=5)"]
+    CMD ["python3", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open(f'http://127.0.0.1:{os.environ[\"STENO_PORT\"]}/healthz', timeout=5)"]
 ENTRYPOINT ["steno"]
 CMD ["proxy"]
 
@@ -104,7 +104,7 @@ EXPOSE 9100
 STOPSIGNAL SIGTERM
 # Its metrics answer once the engine is up, which takes minutes for a large model.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=900s \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_WORKER_METRICS_PORT\"]}/metrics', timeout=5)"]
+    CMD ["python3", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open(f'http://127.0.0.1:{os.environ[\"STENO_WORKER_METRICS_PORT\"]}/metrics', timeout=5)"]
 ENTRYPOINT ["steno"]
 CMD ["worker"]
 
@@ -162,7 +162,7 @@ EXPOSE 9101
 STOPSIGNAL SIGTERM
 # Its first rank's metrics answer once the model is loaded.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=900s \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"STENO_TRAIN_METRICS_PORT\"]}/metrics', timeout=5)"]
+    CMD ["python3", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open(f'http://127.0.0.1:{os.environ[\"STENO_TRAIN_METRICS_PORT\"]}/metrics', timeout=5)"]
 # One node's ranks meet on loopback: torchrun would wait for minutes on a host whose own name nothing resolves. After `--` no option of
 # ours is taken for the beginning of one of torchrun's.
 ENTRYPOINT ["sh", "-c", "[ \"${PET_NNODES:-1}\" != 1 ] || export PET_LOCAL_ADDR=\"${PET_LOCAL_ADDR:-127.0.0.1}\"; exec python3 -m steno_cli.torchrun -m -- steno \"$@\"", "torchrun"]

@@ -4,6 +4,7 @@ needs what another one imports.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from steno.contracts.errors import ConfigError
+from steno_cli.terminal.http_proxies import reach_loopback_directly
 from steno_cli.terminal.late import LateCommand, group_of
 from steno_cli.terminal.output import one_line_errors
 
@@ -240,4 +242,5 @@ def main() -> None:
         words = sys.argv[1:]
         if any(word.partition("=")[0] == "--url" for word in words[: words.index("--") if "--" in words else None]):
             raise ConfigError("--url was renamed to --proxy (or STENO_PROXY)")
+        reach_loopback_directly(os.environ)
         app()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, ProxyError, WebSocketException
 
 from steno.contracts.errors import ProtocolError, StenoError
 from steno.contracts.wire.frames import (
@@ -74,6 +74,11 @@ def unreachable(error: Exception) -> str:
         return (
             f"HTTP {error.response.status_code}: this address does not accept workers; dial the proxy's control plane, "
             "http://HOST:PORT, with no path except the public URL's prefix"
+        )
+    if isinstance(error, ProxyError):
+        return (
+            f"an HTTP proxy stands between (http_proxy, https_proxy, all_proxy), and did not pass it on: {error}; to dial "
+            "directly, name this host in no_proxy"
         )
     return str(error) or type(error).__name__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from websockets.datastructures import Headers
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import InvalidProxyStatus, InvalidStatus
 from websockets.http11 import Response
 
 from steno.contracts.errors import ConfigError
@@ -27,6 +27,8 @@ def test_a_wrong_address_is_told_from_a_proxy_that_is_away() -> None:
     assert "HTTP 403" in unreachable(refused) and "http://HOST:PORT" in unreachable(refused)
     assert "http://" not in unreachable(InvalidStatus(Response(502, "Bad Gateway", Headers(), b"")))
     assert unreachable(TimeoutError()) == "TimeoutError"
+    between = unreachable(InvalidProxyStatus(Response(403, "Forbidden", Headers(), b"")))
+    assert "an HTTP proxy stands between" in between and "HTTP 403" in between and "no_proxy" in between
 
 
 @pytest.mark.parametrize(("engine", "extra"), [("vllm", "vllm"), ("transformers", "worker"), ("litellm", "litellm")])
