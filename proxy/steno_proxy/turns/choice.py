@@ -42,7 +42,7 @@ class OpenChoice:
     """
 
     __slots__ = (
-        "_recorder", "_recording", "commit", "facts", "finished", "index", "order", "plan", "saving", "stream",
+        "_in_one_piece", "_recorder", "_recording", "commit", "facts", "finished", "index", "order", "plan", "saving", "stream",
         "transcript",
     )  # fmt: skip
 
@@ -59,6 +59,7 @@ class OpenChoice:
         self.facts = facts
         self.plan = plan
         self.finished: Choice | None = None
+        self._in_one_piece = False
         self.commit: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
 
@@ -160,6 +161,7 @@ class OpenChoice:
             return
         if error is not None and error.retryable and self.saving is None and self.transcript.is_empty():
             return  # nothing was sampled, and who asks again is no sibling of nothing
+        self._in_one_piece = in_one_piece
         self.commit = _to_its_end(self._commit(error, in_one_piece))
         await asyncio.shield(self.commit)
 
@@ -201,9 +203,13 @@ class OpenChoice:
         return turn_of(self._recording, self, error, delivered, still_open)
 
     async def undelivered(self) -> None:
-        """The client of an answer in one piece had left by the time it was committed. A failure to note it is only counted."""
+        """It is on record, and nobody gets it in one piece after all: the client has left, or the request has failed. Does
+        nothing where it was committed as no such answer. A failure to note it is only counted."""
+        if not self._in_one_piece or self.commit is None or self.commit.exception() is not None:
+            return
+        delivered = self.transcript.delivered  # in events
         try:
-            await self._recorder.store.mark_delivered(self._recording.trial_id, self.transcript.turn_id, 0)
+            await self._recorder.store.mark_delivered(self._recording.trial_id, self.transcript.turn_id, delivered)
         except StenoError as error:
             metrics.STORE_ERRORS.labels("mark_delivered").inc()
             log.warning("turn %s: can't record how much was delivered: %s", self.transcript.turn_id, error.message)

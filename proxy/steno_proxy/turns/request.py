@@ -184,6 +184,9 @@ class Request:
             pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
             if pending:
                 await asyncio.wait(pending)
+            if failure is not None and not self._over:  # an answer in one piece has all choices
+                for choice in self.choices:
+                    await choice.undelivered()
         finally:
             if self.recording.open_here:
                 for choice in self.choices:

@@ -159,6 +159,25 @@ async def test_an_answer_in_one_piece_whose_client_left_was_not_delivered() -> N
                 await asyncio.sleep(0.005)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_nor_were_the_choices_of_one_that_failed_before_all_had_ended(leaves: bool) -> None:
+    gate = asyncio.Event()
+    says = [Say("ab"), Say("cd", gates={1: gate}, fail_after=1)]
+    async with running(ParrotEngine(lambda request: says.pop(0))) as proxy:
+        client = asyncio.create_task(proxy.http.post(CHAT, json=BODY | {"n": 2}))
+        await until(lambda: len(proxy.engine.requests) == 2)
+        [turn] = await proxy.turns("t", 1)
+        assert (turn.partial, turn.delivered) == (False, turn.completion_tokens), "it is about to be"
+        [asked] = proxy.app.state.turns._running
+        if leaves:
+            client.cancel()
+        else:
+            gate.set()
+            assert (await client).status_code == 503
+        await until(asked.done.is_set)
+        assert [(turn.partial, turn.delivered) for turn in await proxy.turns("t")] == [(False, 0), (True, 0)]
+
+
 class SlowToRefuse(MemoryStore):
     """Notes a refusal when it is told to."""
 
