@@ -7,7 +7,7 @@ read waits here, bounded, so that it holds up neither the request nor its first 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from steno.contracts.chat import CanonicalRequest
@@ -18,8 +18,8 @@ from steno_proxy.turns.answer_log import LogReader, PromptedChoice
 from steno_proxy.turns.interfaces import TurnClient, WriteTimeout
 
 MAX_WAITING_BYTES = 8 * 2**20
-"""A client that is so far behind does not read any more. What had come before it did does not count. An answer of 64,000 tokens
-is about this in events."""
+"""That wait for all who have joined one request together, beside what had come before they did. Beyond it, the one that is
+furthest behind does not read any more. An answer of 64,000 tokens is about this in events."""
 
 
 class ClientTooSlow(StenoError):
@@ -37,6 +37,10 @@ class JoinedRequest(Protocol):
         ...
 
     def leave(self, joined: JoinedReader) -> None: ...
+
+    def more_waits(self) -> None:
+        """More waits for one of those who have joined: see `give_up_slowest`."""
+        ...
 
 
 class JoinedReader(LogReader):
@@ -95,8 +99,12 @@ class JoinedReader(LogReader):
         self._woken.set()
         if self._reads:
             self._waiting_bytes += len(data)
-            if self._waiting_bytes > MAX_WAITING_BYTES:
-                self.fail(ClientTooSlow("the client has stopped reading its answer"))
+            self._request.more_waits()
+
+    @property
+    def behind_bytes(self) -> int:
+        """How far behind it is; 0 once no more comes for it."""
+        return 0 if self._failure is not None or self._ended else self._waiting_bytes
 
     # -- what the route says
 
@@ -133,3 +141,14 @@ class JoinedReader(LogReader):
             self._accepted = False
             self.client.ready()
         return await super().flush()
+
+
+def give_up_slowest(readers: Iterable[JoinedReader]) -> None:
+    """Keep what waits for all who have joined a request within MAX_WAITING_BYTES."""
+    found = sorted(readers, key=lambda reader: reader.behind_bytes, reverse=True)
+    total = sum(reader.behind_bytes for reader in found)
+    for reader in found:
+        if total <= MAX_WAITING_BYTES:
+            return
+        total -= reader.behind_bytes
+        reader.fail(ClientTooSlow("the client has stopped reading its answer"))

@@ -27,11 +27,11 @@ from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import Plan
 from steno_proxy.turns.failover import PASSING, go_on
 from steno_proxy.turns.interfaces import ABORT_S, ClientLeft, ProxyStopping, TurnClient
-from steno_proxy.turns.joined import JoinedReader
+from steno_proxy.turns.joined import JoinedReader, give_up_slowest
 from steno_proxy.workers.hub import Hub
 
 MOST_JOINED = 16
-"""Clients beside the first. Each may have events waiting for it; SDKs leave the connection before they ask again."""
+"""Clients beside the first. SDKs leave the connection before they ask again."""
 
 
 class RequestRunner(Protocol):
@@ -250,6 +250,9 @@ class Request:
         self.recording.in_flight.discard(joined)
         if self.log.first.client.gone and not self.log.joined and not self._over:
             self.abort(ClientLeft("the client closed the connection"))
+
+    def more_waits(self) -> None:
+        give_up_slowest(reader for reader in self.log.joined if isinstance(reader, JoinedReader))
 
     async def saved(self, index: int) -> None:
         """Save a choice as far as it has come. Raises: as `Recorder.commit`."""

@@ -15,7 +15,7 @@ from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
 from steno_proxy.dialects.openai.chat import ChatDialect
 from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.turns import joined as module
-from steno_proxy.turns.joined import ClientTooSlow, JoinedReader
+from steno_proxy.turns.joined import ClientTooSlow, JoinedReader, give_up_slowest
 
 STARTED = Started(1, 0, b"", 3, b"", Sampling())
 CHOICE = Choice(0, {"role": "assistant", "content": "abc"}, "stop", 3, 4)
@@ -51,6 +51,10 @@ class Host:
         self.saves: list[int] = []
         self.may_save = asyncio.Event()
         self.may_save.set()
+        self.joined: list[JoinedReader] = []
+
+    def more_waits(self) -> None:
+        give_up_slowest(self.joined)
 
     async def saved(self, index: int) -> None:
         await self.may_save.wait()
@@ -60,12 +64,15 @@ class Host:
         self.left.append(joined)
 
 
-def join(*, stream: bool = True, dialect: Dialect | None = None) -> tuple[JoinedReader, Reader, Host]:
-    client, host = Reader(), Host()
+def join(
+    *, stream: bool = True, dialect: Dialect | None = None, host: Host | None = None
+) -> tuple[JoinedReader, Reader, Host]:
+    client, host = Reader(), host or Host()
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "input": "x", "stream": stream}
     dialect = dialect or ChatDialect()
     asked = dialect.parse(msgspec.json.encode(body))
-    return JoinedReader(host, dialect, asked, client, Header("0" * 12, 1, "m")), client, host
+    host.joined.append(JoinedReader(host, dialect, asked, client, Header("0" * 12, 1, "m")))
+    return host.joined[-1], client, host
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -192,3 +199,32 @@ async def test_one_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ClientTooSlow):
         await run
     assert sum(map(len, client.seen)) < 3000
+
+
+async def test_what_waits_for_all_of_a_request_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who are furthest behind are given up; who reads is not."""
+    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 8000)
+    host = Host()
+    found = [join(host=host)[:2] for _ in range(16)]
+    reading, client = found[0]
+    client.reads.set()
+    runs = [asyncio.create_task(joined.run()) for joined, _ in found]
+    await asyncio.sleep(0)
+    for _ in range(100):
+        for joined, _ in found:
+            joined.piece(0, Piece("a word"), STARTED)
+        assert sum(joined.behind_bytes for joined, _ in found) <= 8000
+        for _ in range(3):
+            await asyncio.sleep(0)
+    given_up = [joined for joined, _ in found if joined._failure is not None]
+    assert len(given_up) >= 14 and reading not in given_up
+    reading.finish(CHOICE)
+    reading.end([CHOICE])
+    await runs[0]
+    assert client.ended
+    for _, slow in found:
+        slow.reads.set()
+    for joined, _ in found[1:]:
+        joined.fail(EngineFailed("the engine has died"))
+    ended = await asyncio.gather(*runs[1:], return_exceptions=True)
+    assert sum(isinstance(error, ClientTooSlow) for error in ended) == len(given_up)
