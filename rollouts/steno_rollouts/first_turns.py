@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from typing import NamedTuple
 
 from steno_rollouts.trials.runner import FailedTrial
@@ -30,6 +29,7 @@ class FirstTurns:
 
     Attributes:
         stopped: the failure that stopped the rollouts; None: nothing has.
+        proven: a trial has had its first turn, or has ended well without.
         in_a_row: how many have failed since a trial that began later has come further.
         held: what failed before its first turn since a trial that began later has come further, by number.
     """
@@ -38,16 +38,16 @@ class FirstTurns:
         self.stop_after = stop_after
         self.stopped: FailedTrial | None = None
         self.held: dict[int, FailedTrial] = {}
-        self._proven = stop_after == 0
+        self.proven = stop_after == 0
         self._given_up = 0
         self._alone = asyncio.Lock()
         self._numbers = itertools.count()
 
     async def begin(self) -> Begun:
         """Wait until a trial may begin."""
-        if not self._proven:
+        if not self.proven:
             await self._alone.acquire()
-            if not self._proven:
+            if not self.proven:
                 return Begun(next(self._numbers), True)
             self._alone.release()
         return Begun(next(self._numbers), False)
@@ -59,10 +59,10 @@ class FirstTurns:
     def in_a_row(self) -> int:
         return self._given_up + len(self.held)
 
-    def reached(self, number: float = math.inf) -> list[FailedTrial]:
+    def reached(self, number: int) -> list[FailedTrial]:
         """The trial of this number has had its first turn, or has ended well without. Returns: those held that began before it,
         to be given up."""
-        self._proven = True
+        self.proven = True
         self._given_up = 0
         return [self.held.pop(earlier) for earlier in sorted(self.held) if earlier < number]
 
@@ -71,12 +71,9 @@ class FirstTurns:
         self.held[number] = failed
         return self.in_a_row >= self.stop_after
 
-    def waited_for(self) -> list[FailedTrial]:
-        """No trial begins until those held are given up, so none can come further. Returns: them, to be given up: they count as
-        failed in a row all the same. None, and the rollouts are to stop, where no trial ever had a turn."""
-        if not self._proven:
-            self.stop()
-            return []
+    def let_go(self) -> list[FailedTrial]:
+        """No trial begins before those held are given up, or none does any more. Returns: them; they count as failed in a row all
+        the same."""
         self._given_up += len(self.held)
         return [self.held.pop(number) for number in sorted(self.held)]
 

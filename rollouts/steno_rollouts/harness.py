@@ -104,7 +104,7 @@ class Rollouts:
                     await self._plan(plan, done, running, results)
                 await self._until_others_ended(running, results)
             if self._first.stopped is None:
-                await self._give_up_failed(self._first.reached(), results)
+                await self._give_up_failed(self._first.let_go(), results)
         except BaseExceptionGroup as errors:
             raise first_failure(errors) from errors
         finally:
@@ -345,7 +345,7 @@ class Rollouts:
                 self._others[failed.trial_id] = failed.assignment
 
     async def _give_up(self, results: list[TrialResult]) -> None:
-        await self._give_up_failed(self._first.reached(), results)
+        await self._give_up_failed(self._first.let_go(), results)
         await self._abandon_waiting(results)
         for plan, asked in self._unanswered:
             await asyncio.wait({asked})
@@ -368,8 +368,11 @@ class Rollouts:
 
     async def _held_back(self, looks: int, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
         """The staleness bound admits no group now. What the groups in hand wait for may be these rollouts' to do."""
-        if not self._tasks and self._first.held:
-            await self._give_up_failed(self._first.waited_for(), results)
+        if not self._tasks and self._first.held:  # a later trial would tell whose fault it was, and there can be none
+            if self._first.proven:
+                await self._give_up_failed(self._first.let_go(), results)
+            else:
+                self._first.stop()
         if looks % LOOKS == 0:
             why = self._admission.waits_for(await self._client.run(self.options.run_id))
             for observer in self._observers:

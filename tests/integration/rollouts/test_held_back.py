@@ -11,6 +11,7 @@ import pytest
 
 from steno.contracts.records import Session
 from steno.contracts.rest import GroupSpec
+from steno_rollouts.groups import epochs
 from steno_rollouts.harness import RolloutsStopped
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import group_id
@@ -117,3 +118,16 @@ async def test_failures_stop_rollouts_that_are_held_back_too(
             await rolled(found, stand)
     assert len(stand.started) == well + in_a_row
     assert [session.status for session in sessions(run)].count("open") == 2
+
+
+async def test_failures_in_a_row_count_over_rollouts_that_follow_each_other(stack: Stack, tmp_path: Path) -> None:
+    """As those of a trainer that asks for one group at a time."""
+    found = prepared(stack, tmp_path, "one-by-one", tasks=3, stop_after_failures=3)
+    stand = Stand(exits=lambda trial, attempt: Exit(1))
+    async with found.client() as client:
+        rollouts = found.rollouts(client, executor=stand)
+        one, two, _ = epochs(found.tasks, 1)
+        assert ends(await rollouts.run([one])) == ["t0 exit_code", "t0 exit_code"]
+        with pytest.raises(RolloutsStopped, match="stopped: 3 trials in a row failed"):
+            await rollouts.run([two])
+    assert len(stand.started) == 3

@@ -43,7 +43,16 @@ def test_so_many_in_a_row_stop_it_and_one_that_began_later_and_came_further_ends
     assert first.failed(9, failed(9)) and first.stopped is None
     first.stop()
     assert first.stopped == failed(9) and sorted(first.held) == [5, 6, 9]
-    assert first.reached() == [failed(5), failed(6), failed(9)]
+    assert first.let_go() == [failed(5), failed(6), failed(9)] and first.held == {}
+
+
+def test_what_is_given_up_unexplained_still_counts_until_a_later_trial_comes_further() -> None:
+    first = FirstTurns(3)
+    assert not first.failed(0, failed(0)) and not first.failed(1, failed(1))
+    assert first.let_go() == [failed(0), failed(1)] and first.in_a_row == 2 and not first.proven
+    assert first.failed(2, failed(2)), "the third in a row"
+    assert first.reached(3) == [failed(2)] and first.in_a_row == 0 and first.proven
+    assert not first.failed(4, failed(4))
 
 
 def test_what_a_command_said_last_is_one_line_that_can_be_printed(tmp_path: Path) -> None:
