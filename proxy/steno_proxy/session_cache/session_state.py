@@ -16,11 +16,13 @@ from steno.contracts.errors import StenoError
 from steno.contracts.records import OPEN, IndexRow, Session
 from steno_proxy.session_cache.path_cache import text_bytes
 from steno_proxy.sessions.messages.echoes import Echo
-from steno_proxy.sessions.prompt_index import PromptIndex
+from steno_proxy.sessions.prompt_index import IDS, TEXT, PromptIndex
 from steno_proxy.sessions.tree import Tree
 
 _OVERHEAD_BYTES = 4000
 """What a recording takes beside its tree's own count: the session record, mostly. About."""
+_MARK_BYTES = 700
+"""What a turn of a plain prompt takes in `PromptIndex`, beside what it takes in the tree. Measured, CPython 3.11."""
 _ECHO_BYTES = 600
 """What an echo takes beside the texts of its reply. About."""
 MOST_REPLIES = 64
@@ -63,7 +65,7 @@ class Recording:
     """One session in this process. Everything here can be rebuilt from the store, except what runs here.
 
     entering: how many requests are about to be in flight: they wait for the store, or for a place on a worker.
-    sampled_tokens: of all turns that are known here.
+    sampled_tokens: of all turns that are known here. marks: of them, those of plain prompts.
     open_here: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
     open_tokens: how many of `sampled_tokens` each of them has on record: turn id -> tokens.
     open_elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another
@@ -81,6 +83,7 @@ class Recording:
         "echoes",
         "entering",
         "in_flight",
+        "marks",
         "open_elsewhere",
         "open_here",
         "open_tokens",
@@ -100,6 +103,7 @@ class Recording:
         self.session: Session | None = None
         self.tree = Tree()
         self.prompt_index = PromptIndex()
+        self.marks = 0
         self.in_flight: set[RunningRequest] = set()
         self.entering = 0
         self.open_here: dict[str, int] = {}
@@ -140,6 +144,7 @@ class Recording:
             self.open_elsewhere[number] = now + OPEN_WAIT_S
         self.sampled_tokens += row.completion_tokens or 0
         self.prompt_index.add(number, row)
+        self.marks += row.options in (IDS, TEXT)
         self.tree.add(row, running=runs_here)
 
     def ended(self, number: int, row: IndexRow, now: float) -> None:
@@ -207,7 +212,7 @@ class Recording:
 
     def reset(self) -> None:
         """Read everything again. What runs here, and `passed_fork`, are not read."""
-        self.tree, self.prompt_index, self.open_elsewhere = Tree(), PromptIndex(), {}
+        self.tree, self.prompt_index, self.marks, self.open_elsewhere = Tree(), PromptIndex(), 0, {}
         self.replies.clear()
         self.echoes, self.echo_bytes = {}, 0
         self.open_here = dict.fromkeys(self.open_here, -1)
@@ -230,5 +235,6 @@ class Recording:
 
     def recount(self) -> int:
         """Bring `cost_bytes` up to date; returns by how much it has changed."""
-        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + self.tree.size_bytes() + self.echo_bytes
+        kept = self.tree.size_bytes() + _MARK_BYTES * self.marks + self.echo_bytes
+        before, self.cost_bytes = self.cost_bytes, _OVERHEAD_BYTES + kept
         return self.cost_bytes - before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import msgspec
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from steno.contracts.errors import Gone, NotFound
 from steno.contracts.records import OPEN, IndexRow, Session, Timings, Turn
 from steno_proxy.session_cache.cache import Recorder
-from steno_proxy.session_cache.session_state import OPEN_WAIT_S
+from steno_proxy.session_cache.session_state import OPEN_WAIT_S, Recording
 from steno_proxy.sessions.messages.normalise import message_digest
+from steno_proxy.sessions.prompt_index import IDS, digests
 from steno_proxy.store.interface import RecordedOtherwise
 from steno_proxy.store.memory.store import MemoryStore
 
@@ -89,6 +91,25 @@ class Held(MemoryStore):
             self.reading.set()
             await self.go.wait()
         return await super().tail(trial_id, start, **options)
+
+
+def test_marks_of_plain_prompts_are_counted() -> None:
+    """About as much as they weigh: they would take the cache beyond its bytes."""
+    rows = []
+    for number in range(2000):
+        prompt = b"%08d" % number
+        row = msgspec.structs.replace(turn_and_row(number)[1], options=IDS, digests=digests(prompt, prompt * 2))
+        rows.append(row)
+    costs, weights = [], []
+    for found in (rows, [msgspec.structs.replace(row, options=b"\0" * 8) for row in rows]):
+        recording = Recording("t")
+        tracemalloc.start()
+        for row in found:
+            recording.add(row, 0.0)
+        weights.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        costs.append(recording.recount())
+    assert 0.5 < (costs[0] - costs[1]) / (weights[0] - weights[1]) < 2.0
 
 
 async def test_what_was_dropped_while_a_request_read_it_counts_again_once_it_is_back() -> None:
