@@ -10,6 +10,9 @@ from steno.contracts.errors import ConfigError
 SEVERAL_ROWS = ("grpo", "gae")
 """Estimators that give each session one advantage however many rows it has, or each row its own. The others would count a session
 once for each of its rows."""
+MEANS_OF_ROWS = {"loss_agg_mode": ("seq-mean-token-mean",), "policy_loss.loss_mode": ("sapo", "geo_mean")}
+"""Of the actor: what takes a mean over the tokens of each row and adds these up, so that a trial with two rows weighs twice. The
+sums of `seq-mean-token-sum` are divided by a number of rows that the configuration says, and weigh each token the same."""
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
@@ -48,6 +51,22 @@ def check_config(config: Any, branches: str) -> None:
             "several rows; or set branches: main",
             field="algorithm.adv_estimator",
         )
+    if branches == "all":
+        _check_weights(config.actor_rollout_ref.actor)
+
+
+def _check_weights(actor: Any) -> None:
+    for key, refused in MEANS_OF_ROWS.items():
+        got: Any = actor
+        for name in key.split("."):
+            got = got[name]
+        if str(got) in refused:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.{key}: got {str(got)!r}, counts each row as a sequence, and a trial that forked has "
+                "several rows: set actor_rollout_ref.actor.loss_agg_mode=token-mean with another loss_mode than "
+                f"{' and '.join(MEANS_OF_ROWS['policy_loss.loss_mode'])}, or set branches: main",
+                field=f"actor_rollout_ref.actor.{key}",
+            )
 
 
 TRUNCATED = "a token drawn from a truncated distribution is not trained"

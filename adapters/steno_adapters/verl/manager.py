@@ -28,6 +28,7 @@ class StenoAgentLoopManager(seam.AgentLoopManagerTQ):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         settings = settings_of(config)
         check_config(config, settings.branches)
+        seam.let_padding_be_logged()
         keys = [key.get_secret_value() if key is not None else None for key in (settings.key, settings.worker_key)]
         name = str(config.trainer.get("experiment_name", "verl"))
         self._job = job(name, settings.run, settings.proxy, *keys)  # lives as long as this object

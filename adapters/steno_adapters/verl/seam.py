@@ -6,6 +6,7 @@ release has other names.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -15,6 +16,7 @@ check_versions()
 
 import transfer_queue  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput  # noqa: E402
+from verl.trainer.ppo import padding_utils  # noqa: E402
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ  # noqa: E402
 from verl.workers.rollout.llm_server import LLMServerClient  # noqa: E402
 
@@ -27,6 +29,7 @@ __all__ = [
     "LLMServerClient",
     "attempt",
     "is_validation",
+    "let_padding_be_logged",
     "unfinished",
 ]
 
@@ -47,6 +50,12 @@ async def attempt(servers: LLMServerClient, request_id: str, ids: list[int], sam
 async def is_validation(uid: str) -> bool:
     """Whether the sessions of this prompt are for validation, which verl does not tell an agent loop."""
     return uid in await _tags(VALIDATION)
+
+
+def let_padding_be_logged() -> None:
+    """In this process, which is the trainer's: how many rows without a token verl adds to a batch, which it says at a level that
+    is not shown."""
+    padding_utils.logger.setLevel(logging.INFO)
 
 
 async def unfinished(uids: Collection[str]) -> set[str]:

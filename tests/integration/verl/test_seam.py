@@ -5,8 +5,10 @@ No Ray is started.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +118,34 @@ def test_the_manager_refuses_a_configuration_before_anything_is_started(
     with pytest.raises(ConfigError) as refused:
         StenoAgentLoopManager(config, llm_client=None)
     assert words in str(refused.value)
+
+
+def test_verl_says_how_many_rows_of_a_batch_are_padding() -> None:
+    """docs/verl.md has the line."""
+    padding = seam.padding_utils
+    seam.let_padding_be_logged()
+    assert padding.logger.isEnabledFor(logging.INFO)
+    source = inspect.getsource(padding.upsample_batch_to_divisible_size)
+    assert "Upsampled batch from %d to %d with %d synthetic padding samples" in source
+
+
+@pytest.mark.parametrize(
+    ("override", "branches", "taken"),
+    [
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "all", False),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "main", True),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "all", False),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "all", True),
+    ],
+)
+def test_verls_own_names_of_what_counts_rows_are_those_that_are_refused(
+    override: str, branches: str, taken: bool
+) -> None:
+    overrides = (EXAMPLE / "verl-overrides.txt").read_text().splitlines()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", [*overrides, override])
+    with contextlib.nullcontext() if taken else pytest.raises(ConfigError, match="counts each row as a sequence"):
+        check_config(config, branches)
 
 
 def test_the_examples_configuration_is_taken_by_verl_and_by_us(monkeypatch: pytest.MonkeyPatch) -> None:

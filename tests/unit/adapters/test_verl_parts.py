@@ -14,7 +14,6 @@ import yaml
 from steno.contracts.errors import ConfigError, Forbidden, NotFound, Unreachable
 from steno.contracts.records import Limits, Sample, SampledRange, TokenSpan, floats_to_bytes, ids_to_bytes
 from steno_adapters.verl import VERL_VERSIONS, check_versions
-from steno_adapters.verl.checks import check_config, check_session, context_tokens, forced_law
 from steno_adapters.verl.handed_over import HandedOver
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
 from steno_adapters.verl.session_rows import step_of, training_rows, validation_rows
@@ -341,68 +340,7 @@ def test_a_url_without_a_port_means_the_schemes_own() -> None:
     )
 
 
-# -- verl's configuration -----------------------------------------------------------------------------------------------------
-
-
-class Node(dict[str, Any]):
-    """As OmegaConf's nodes are read."""
-
-    __getattr__ = dict.__getitem__
-
-
-def config(**rollout: Any) -> Node:
-    plain = Node(
-        calculate_log_probs=True, logprobs_mode="processed_logprobs", top_p=1.0, top_k=-1, temperature=0.7,
-        prompt_length=100, response_length=20, max_model_len=None,
-    )  # fmt: skip
-    rest = Node(use_v1=rollout.pop("use_v1", True)), Node(adv_estimator=rollout.pop("adv_estimator", "grpo"))
-    return Node(actor_rollout_ref=Node(rollout=Node(plain | rollout)), trainer=rest[0], algorithm=rest[1])
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"calculate_log_probs": False}, "rollout.calculate_log_probs: got False, must be True"),
-        ({"logprobs_mode": "raw_logprobs"}, "rollout.logprobs_mode: got raw_logprobs, must be processed_logprobs"),
-        ({"top_p": 0.9}, "rollout.top_p: got 0.9, must be 1.0"),
-        ({"top_k": 50}, "rollout.top_k: got 50, must be -1"),
-        ({"temperature": 0}, "rollout.temperature: got 0, must be above 0"),
-        ({"use_v1": False}, "trainer.use_v1: got False, must be True"),
-        ({"adv_estimator": "rloo"}, "algorithm.adv_estimator: got 'rloo', must be grpo or gae"),
-    ],
-)
-def test_what_would_spoil_the_rows_is_refused_before_anything_runs(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check_config(config(**given), "all")
-    assert words in refused.value.message
-
-
-def test_a_trainer_that_takes_one_row_of_a_session_is_refused() -> None:
-    check_session({"uid", "session_id", "raw_prompt"})
-    with pytest.raises(ConfigError, match=r"no session_id, must be main_ppo .* fully_async_policy"):
-        check_session({"uid", "raw_prompt"})
-    with pytest.raises(ConfigError, match="no uid and no session_id"):
-        check_session({"raw_prompt"})
-
-
-def test_other_estimators_take_the_main_branch() -> None:
-    check_config(config(), "all")
-    check_config(config(adv_estimator="rloo"), "main")
-
-
-def test_verls_sampling_is_forced_and_greedy_only_in_validation() -> None:
-    given = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-    assert forced_law(given, validate=False) == {
-        "temperature": 0.7, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0,
-    }  # fmt: skip
-    assert forced_law(given | {"temperature": 0}, validate=True)["temperature"] == 0
-    with pytest.raises(ConfigError, match=r"got 0.0 of verl for a session to be trained"):
-        forced_law(given | {"temperature": 0}, validate=False)
-
-
-def test_the_context_is_verls_own_or_both_lengths_together() -> None:
-    assert context_tokens(config().actor_rollout_ref.rollout) == 120
-    assert context_tokens(config(max_model_len=4096).actor_rollout_ref.rollout) == 4096
+# -- releases ------------------------------------------------------------------------------------------------------------------
 
 
 def test_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,87 @@
+"""What of verl's configuration is refused before anything runs. No verl is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steno.contracts.errors import ConfigError
+from steno_adapters.verl.checks import check_config, check_session, context_tokens, forced_law
+
+
+class Node(dict[str, Any]):
+    """As OmegaConf's nodes are read."""
+
+    __getattr__ = dict.__getitem__
+
+
+def config(**rollout: Any) -> Node:
+    plain = Node(
+        calculate_log_probs=True, logprobs_mode="processed_logprobs", top_p=1.0, top_k=-1, temperature=0.7,
+        prompt_length=100, response_length=20, max_model_len=None,
+    )  # fmt: skip
+    actor = Node(loss_agg_mode=rollout.pop("loss_agg_mode", "token-mean"))
+    actor["policy_loss"] = Node(loss_mode=rollout.pop("loss_mode", "vanilla"))
+    rest = Node(use_v1=rollout.pop("use_v1", True)), Node(adv_estimator=rollout.pop("adv_estimator", "grpo"))
+    verls = Node(rollout=Node(plain | rollout), actor=actor)
+    return Node(actor_rollout_ref=verls, trainer=rest[0], algorithm=rest[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"calculate_log_probs": False}, "rollout.calculate_log_probs: got False, must be True"),
+        ({"logprobs_mode": "raw_logprobs"}, "rollout.logprobs_mode: got raw_logprobs, must be processed_logprobs"),
+        ({"top_p": 0.9}, "rollout.top_p: got 0.9, must be 1.0"),
+        ({"top_k": 50}, "rollout.top_k: got 50, must be -1"),
+        ({"temperature": 0}, "rollout.temperature: got 0, must be above 0"),
+        ({"use_v1": False}, "trainer.use_v1: got False, must be True"),
+        ({"adv_estimator": "rloo"}, "algorithm.adv_estimator: got 'rloo', must be grpo or gae"),
+        (
+            {"loss_agg_mode": "seq-mean-token-mean"},
+            "actor.loss_agg_mode: got 'seq-mean-token-mean', counts each row as a",
+        ),
+        ({"loss_mode": "sapo"}, "actor.policy_loss.loss_mode: got 'sapo', counts each row as a sequence"),
+        ({"loss_mode": "geo_mean"}, "or set branches: main"),
+    ],
+)
+def test_what_would_spoil_the_rows_is_refused_before_anything_runs(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_config(config(**given), "all")
+    assert words in refused.value.message
+
+
+def test_a_trainer_that_takes_one_row_of_a_session_is_refused() -> None:
+    check_session({"uid", "session_id", "raw_prompt"})
+    with pytest.raises(ConfigError, match=r"no session_id, must be main_ppo .* fully_async_policy"):
+        check_session({"uid", "raw_prompt"})
+    with pytest.raises(ConfigError, match="no uid and no session_id"):
+        check_session({"raw_prompt"})
+
+
+def test_what_counts_rows_takes_the_main_branch() -> None:
+    check_config(config(), "all")
+    for alone in ({"adv_estimator": "rloo"}, {"loss_agg_mode": "seq-mean-token-mean"}, {"loss_mode": "sapo"}):
+        check_config(config(**alone), "main")
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+def test_what_weighs_tokens_alike_takes_all_branches(mode: str) -> None:
+    """A sum over a row's tokens, divided by a number of rows that the configuration says, weighs each token the same."""
+    check_config(config(loss_agg_mode=mode), "all")
+
+
+def test_verls_sampling_is_forced_and_greedy_only_in_validation() -> None:
+    given = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    assert forced_law(given, validate=False) == {
+        "temperature": 0.7, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0,
+    }  # fmt: skip
+    assert forced_law(given | {"temperature": 0}, validate=True)["temperature"] == 0
+    with pytest.raises(ConfigError, match=r"got 0.0 of verl for a session to be trained"):
+        forced_law(given | {"temperature": 0}, validate=False)
+
+
+def test_the_context_is_verls_own_or_both_lengths_together() -> None:
+    assert context_tokens(config().actor_rollout_ref.rollout) == 120
+    assert context_tokens(config(max_model_len=4096).actor_rollout_ref.rollout) == 4096
