@@ -200,7 +200,9 @@ class TrainerSettings(Settings):
     )
 
     # -- what is kept
-    checkpoint_dir: Path = Field(Path("checkpoints"), description="folder of checkpoints, shared by all nodes")
+    checkpoint_dir: Path = Field(
+        Path("checkpoints"), description="folder of this run's checkpoints, shared by all nodes"
+    )
     checkpoint_every: int = Field(10, ge=1, description="steps between two checkpoints")
     checkpoints_kept: int = Field(2, ge=1, description="number of checkpoints that are kept, newest first")
 

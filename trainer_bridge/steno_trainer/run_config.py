@@ -75,7 +75,7 @@ class RunSettings(TrainerSettings):
         "filesystem",
         description="filesystem: a folder that workers see; stream: through the proxy; nccl: between the GPUs",
     )
-    weights_dir: Path = Field(Path("weights"), description="folder of full copies of the weights")
+    weights_dir: Path = Field(Path("weights"), description="folder of full copies of the weights, this run's alone")
     weights_dir_at_workers: str | None = Field(
         None, description="path of that folder on the workers, if it is another one (filesystem)"
     )

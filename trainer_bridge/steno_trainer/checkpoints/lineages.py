@@ -87,7 +87,14 @@ class Lineages:
             return False
         return bool(start.digest and mine.digest) and start.digest != mine.digest
 
+    def runs(self) -> set[str]:
+        """All that have begun in this folder, this one or others."""
+        return {start.run for start in self._of_any_run()}
+
     def _starts(self) -> list[TrainerStart]:
+        return [start for start in self._of_any_run() if start.run == self._run]
+
+    def _of_any_run(self) -> list[TrainerStart]:
         found = []
         for path in sorted(self._folder.glob("*.json")):
             try:
@@ -95,8 +102,7 @@ class Lineages:
                 PolicyVersion.parse(start.parent)
             except (OSError, msgspec.DecodeError, ValueError):
                 continue
-            if start.run == self._run:
-                found.append(start)
+            found.append(start)
         return found
 
     def _write(self, start: TrainerStart) -> None:

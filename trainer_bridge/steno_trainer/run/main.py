@@ -48,6 +48,7 @@ from steno_trainer.reporting.trackers import (
     WeightsAndBiases,
     check_installed,
 )
+from steno_trainer.run.folders import claim_folders
 from steno_trainer.run.loop import Loop, SampleLimits
 from steno_trainer.run.tenure import LEAVE_S, TenureHolder
 from steno_trainer.run.training_state import TrainingState
@@ -77,6 +78,8 @@ def train(settings: RunSettings) -> None:
     """Run this rank to its end. Raises: ConfigError; TrainerAlive, Superseded: another trainer has the run; StenoError: what
     ended it."""
     check_beforehand(settings)
+    if _is_first():
+        claim_folders(settings)
     ranks = Ranks.open(
         settings.device, sequence_size=settings.sequence_parallel, wait_s=settings.wait_timeout_s,
         collective_s=settings.collective_timeout_s,
@@ -112,7 +115,7 @@ def check_beforehand(settings: RunSettings) -> None:
     if settings.weights_url is not None:
         ObjectStore(settings.weights_url, "weights_url")  # looks whether its package is installed
     objective_named(settings.objective)
-    if os.environ.get("RANK", "0") != "0":  # as launchers number ranks: the first one has trackers and evaluates
+    if not _is_first():
         return
     check_installed(settings)
     if settings.eval_config is not None:
@@ -122,6 +125,11 @@ def check_beforehand(settings: RunSettings) -> None:
             records.check(settings.train_models, settings.policy)
     if settings.push == "adapter" and not Path(settings.model).is_dir():
         raise ConfigError(f"model: got {settings.model}; with push: adapter it must be a folder", field="model")
+
+
+def _is_first() -> bool:
+    """As launchers number ranks: the first one has trackers and evaluates."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @contextlib.contextmanager

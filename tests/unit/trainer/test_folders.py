@@ -1,0 +1,66 @@
+"""A folder of checkpoints, or of weights, is one run's: another one's trainer is refused before it removes anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steno.contracts.errors import ConfigError
+from steno_trainer.checkpoints.lineages import Lineages
+from steno_trainer.data.staleness import PolicyVersion
+from steno_trainer.run import main
+from steno_trainer.run.folders import OWNER, claim_folders
+from steno_trainer.run_config import RunSettings
+
+
+def settings(folder: Path, run: str, **more: Any) -> RunSettings:
+    given = {"model": "m", "run": run, "checkpoint_dir": folder / "checkpoints", "weights_dir": folder / "weights"}
+    return RunSettings(**given | more)
+
+
+def test_a_run_goes_on_in_its_folders_and_another_one_is_refused_by_name(tmp_path: Path) -> None:
+    for _ in range(2):
+        claim_folders(settings(tmp_path, "a"))
+    with pytest.raises(ConfigError, match=r"checkpoint_dir: got .*, where run a began, and this is run b") as refused:
+        claim_folders(settings(tmp_path, "b"))
+    assert refused.value.field == "checkpoint_dir"
+    with pytest.raises(ConfigError, match=r"weights_dir: got .*, where run a began") as refused:
+        claim_folders(settings(tmp_path, "b", checkpoint_dir=tmp_path / "others"))
+    assert refused.value.field == "weights_dir"
+
+
+@pytest.mark.parametrize("more", [{"offline": True}, {"records": "r.jsonl"}, {"transport": "nccl"}])
+def test_a_folder_of_weights_that_nobody_writes_is_nobodys(tmp_path: Path, more: dict[str, Any]) -> None:
+    claim_folders(settings(tmp_path, "a", **more))
+    assert not (tmp_path / "weights").exists()
+
+
+def test_a_folder_of_an_earlier_release_is_known_by_the_starts_in_it(tmp_path: Path) -> None:
+    """It has no checkpoint yet, which would say whose it is."""
+    Lineages(tmp_path / "checkpoints", "a").begin("l1", PolicyVersion("base", 0), None)
+    with pytest.raises(ConfigError, match=r"checkpoint_dir: .* run a began"):
+        claim_folders(settings(tmp_path, "b"))
+    claim_folders(settings(tmp_path, "a"))
+
+
+def test_a_start_that_was_killed_while_it_wrote_leaves_the_folder_free(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / OWNER).touch()
+    claim_folders(settings(tmp_path, "a"))
+    with pytest.raises(ConfigError, match="run a began"):
+        claim_folders(settings(tmp_path, "b"))
+
+
+def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"checkpoint_dir: .* can't be written: Not a directory"):
+        claim_folders(settings(tmp_path, "a", checkpoint_dir=tmp_path / "file" / "checkpoints"))
+
+
+def test_a_trainer_looks_before_it_opens_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main.Ranks, "open", lambda *args, **options: pytest.fail("it went on"))
+    claim_folders(settings(tmp_path, "a"))
+    with pytest.raises(ConfigError, match="run a began"):
+        main.train(settings(tmp_path, "b"))
