@@ -260,7 +260,8 @@ def test_shapes_and_settings_that_do_not_fit_are_refused():
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Objective(**wrong)
     with pytest.raises(ConfigError, match="mismatch bounds"):
-        Mismatch(low=2.0, high=1.0)
+        Mismatch(Correction.MASKED, low=2.0, high=1.0)
+    assert Mismatch(Correction.TRUNCATED, high=0.25).high == 0.25, "which reads no lowest ratio"
 
 
 def test_importance_weights_carry_no_gradient():
