@@ -3,9 +3,9 @@
     said        assistant(text, call 0)  result 0  assistant(call 1)  result 1 ...
     is read as  assistant(text, call 0, call 1)  result 0  result 1 ...
 
-Only where the ids name all calls of one turn of this trial, in their order, nothing else stands between them but results of
-these calls, and no message but the first has a text. So nothing is lost or added, and whether it is the recorded reply is
-asked afterwards, as of any other message. Pure; linear in the request.
+Only where the ids name all calls of one turn of this trial, in their order (of one that was cut off: the first of them), nothing
+else stands between them but results of these calls, and no message but the first has a text. So nothing is lost or added, and
+whether it is the recorded reply is asked afterwards, as of any other message. Pure; linear in the request.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from steno_proxy.sessions.messages.echoes import named_turn
 from steno_proxy.sessions.tree import Tree
 
 
-def gathered(messages: Sequence[Message], tree: Tree) -> tuple[Sequence[Message], frozenset[int]]:
-    """The messages with each such reply as one message before its results, and the places of those replies among them.
+def gathered(messages: Sequence[Message], tree: Tree, start: int = 0) -> tuple[Sequence[Message], frozenset[int]]:
+    """The messages with each such reply, from `start` on, as one message before its results, and the places of those replies
+    among them.
 
     Where there is none, the messages are the same object.
     """
     found: list[Message] = []
     places: set[int] = set()
-    place = done = 0
+    place, done = start, 0
     while place < len(messages):
         end = _end_of_turn(messages, place, tree) if messages[place].get("tool_calls") else place
         if end == place:
@@ -47,24 +48,25 @@ def _end_of_turn(messages: Sequence[Message], start: int, tree: Tree) -> int:
     wanted = len(tree.own_call_ids(number)) if number >= 0 else 0
     if len(messages[start]["tool_calls"]) >= wanted:
         return start
-    calls = results = 0
-    for place in range(start, len(messages)):
+    place, calls, pieces, results = start, 0, 0, 0
+    while place < len(messages) and calls < wanted:
         message = messages[place]
         if message["role"] == "tool":
             named = parse_call_id(message.get("tool_call_id") or "")
             if named is None or named[0] != turn_id or named[1] >= calls:
                 break
             results += 1
-            continue
-        if message["role"] != "assistant" or (calls and not _is_calls_alone(message)):
-            break
-        ids = [parse_call_id(call.get("id") or "") for call in message["tool_calls"]]
-        if ids != [(turn_id, calls + i) for i in range(len(ids))]:
-            break
-        calls += len(ids)
-        if calls == wanted:
-            return place + 1 if results else start
-    return start
+        else:
+            if message["role"] != "assistant" or (calls and not _is_calls_alone(message)):
+                break
+            ids = [parse_call_id(call.get("id") or "") for call in message["tool_calls"]]
+            if ids != [(turn_id, calls + i) for i in range(len(ids))]:
+                break
+            calls += len(ids)
+            pieces += 1
+        place += 1
+    whole = calls == wanted or (tree.partial(number) and pieces > 1)
+    return place if whole and results else start
 
 
 def _is_calls_alone(message: Message) -> bool:

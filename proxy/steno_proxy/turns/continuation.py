@@ -111,17 +111,22 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
     """
     if not job.messages:
         return await _plan_prompt(recorder, recording, job)
-    messages, together = gathered(job.messages, recording.tree)
     keys = tools_digest(job.tools), options_digest(job.template_kwargs)
-    said = RequestMessages(messages, merges, *keys, offered=job.tools, gathered=together)
+    said = apart = RequestMessages(job.messages, merges, *keys, offered=job.tools)
     long = len(job.messages) + len(job.tools) > MANY
-    if long:
-        await pace.steps(said.digest())
-        await pace.turn()
-    else:
-        for _ in said.digest():
-            pass
+    await _digest(said, pace, long)
+    if gathered(job.messages, recording.tree)[1]:
+        # What is on record as its client wrote it, by a version that gathered nothing, goes on as it is.
+        on_record = furthest(follow(recording.tree, said, recording.echoes))[0].place
+        messages, together = gathered(job.messages, recording.tree, on_record)
+        said = RequestMessages(messages, merges, *keys, offered=job.tools, gathered=together)
+        await _digest(said, pace, long)
     seen, form = await _recognise(recorder, recording, said)
+    if (
+        seen.parent < 0 and said is not apart
+    ):  # none of these replies is on record as it is: they stay as they were sent
+        said = apart
+        seen, form = await _recognise(recorder, recording, said)
     seals = 0
     while seen.parent >= 0 and recording.tree.finishes[seen.parent] == OPEN:
         if seals == MOST_SEALS:
@@ -151,6 +156,15 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
                 [for_worker[place]] = restore_calls([unit.echo.reply], tree)
     found.job = msgspec.structs.replace(job, messages=for_worker)
     return found
+
+
+async def _digest(said: RequestMessages, pace: Pace, long: bool) -> None:
+    if long:
+        await pace.steps(said.digest())
+        await pace.turn()
+        return
+    for _ in said.digest():
+        pass
 
 
 def _prefix(tree: Tree, parent: int, ids: bytes, messages: int = 0) -> PromptPrefix:

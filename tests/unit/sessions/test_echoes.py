@@ -193,6 +193,18 @@ def test_reasoning_before_calls_without_a_text_is_the_reply():
     assert echo_of(said, reply, TURN, partial=False) == (message_digest(reply), reply, EchoedAs.REASONING)
 
 
+def test_a_text_that_begins_as_its_reasoning_does_is_the_reply():
+    reply = {**assistant("Let me see.\n\nBoth."), "reasoning_content": "Let me see."}
+    for content in (parts("Let me see.", "Both."), parts("Let me see.", "Let me see.\n\nBoth.")):
+        assert echo_of({**assistant(), "content": content}, reply, TURN, partial=False) is not None
+
+
+def test_arguments_that_are_no_object_are_not_what_was_sampled():
+    reply = assistant("Both.", (ONE, "ls", '{"a": null}'))
+    for arguments in ("[1]", "null", "no JSON"):
+        assert echo_of(assistant("Both.", (ONE, "ls", arguments)), reply, TURN, partial=False) is None
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -237,7 +249,8 @@ def test_text_around_calls_may_have_a_line_end_for_each_call(whole, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["Bo th.", "Bo\n\n\nth.", "Bo\n\nt\nh.", "Bo\nh.", "Bo\nth", "Bo\nt.h", "Bo\rth.", "Bo\nth.\n\n!"]
+    "text",
+    ["Bo th.", "Bo\n\n\nth.", "Bo\n\nt\nh.", "Bo\nh.", "Bo\nth", "Bo\nt.h", "Bo\rth.", "Bo\nth.\n\n!", "Both\n\n"],
 )
 def test_more_line_ends_or_other_space_in_a_text_are_another_message(text):
     assert echo_of(assistant(text, *LS_CAT), assistant("Both.", *LS_CAT), TURN, partial=False) is None

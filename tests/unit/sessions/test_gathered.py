@@ -91,5 +91,17 @@ def test_anything_else_stays_as_its_client_wrote_it(change: str):
 
 def test_a_message_of_the_tools_role_first_or_an_empty_request_is_nothing():
     session, calls = recorded(2)
-    for said in ([], [tool(calls[0][0], "x")], [{**user("x"), "tool_calls": assistant("", calls[0])["tool_calls"]}]):
+    wrong = [{**one, "role": "user"} if "tool_calls" in one else one for one in apart(calls)]
+    for said in ([], [tool(calls[0][0], "x")], wrong):
+        assert gathered(said, session.tree) == (said, frozenset())
+
+
+def test_results_and_calls_of_another_turn_of_the_trial_are_something_else():
+    session, calls = recorded(2)
+    others = session.commit(session.ask([ASKED]), "I look.", [("ls", "{}"), ("ls", "{}")])["tool_calls"]
+    first, result, second, _ = apart(calls)
+    for said in (
+        [ASKED, first, result, tool(others[0]["id"], "x"), second],
+        [ASKED, first, result, assistant("", (others[1]["id"], "ls", "{}"))],
+    ):
         assert gathered(said, session.tree) == (said, frozenset())

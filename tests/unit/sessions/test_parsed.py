@@ -76,6 +76,7 @@ def test_what_parsing_by_the_schema_makes_of_arguments_is_the_call(given, said):
         ({"range": {"from": 2}}, {"range": {}}),
         ({"edits": [{"old": "a"}, {"old": "b"}]}, {"edits": [{"old": "a"}]}),
         ({"edits": [{"old": "a"}]}, {"edits": [{"old": "b"}]}),
+        ({"limit": 3}, {"limit": 3, "path": ""}),
     ],
 )
 def test_emptied_shortened_or_other_arguments_are_another_call(given, said):
@@ -96,6 +97,9 @@ def test_emptied_shortened_or_other_arguments_are_another_call(given, said):
         {**SCHEMA, "additionalProperties": {}},
         {**SCHEMA, "additionalProperties": True},
         {**SCHEMA, "patternProperties": {"^w": {}}},
+        {**SCHEMA, "unevaluatedProperties": True},
+        {**SCHEMA, "oneOf": [{"properties": {"why": {}}, "required": ["why"]}]},
+        {**SCHEMA, "$ref": "#/$defs/more"},
     ],
 )
 def test_a_key_is_gone_by_parsing_only_where_the_schema_lists_all_that_there_are(schema):

@@ -8,6 +8,8 @@ import pytest
 
 from steno.contracts.chat import Message
 from steno.contracts.records import ForkReason
+from steno_proxy.turns import continuation
+from steno_proxy.turns.continuation import Plan
 from tests.unit.sessions.agent import assistant, tool
 from tests.unit.turn.trial import HI, ON, Trial
 
@@ -55,12 +57,53 @@ async def test_parallel_calls_each_with_its_result_go_on_from_their_turn(merges,
     assert (found.parent, found.fork_reason, found.echoed_as) == (second, None, None)
 
 
+@pytest.mark.parametrize("merges", [True, False])
+async def test_what_an_older_version_recorded_of_such_calls_is_gone_on_from_by_both(
+    merges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It put nothing together: the first request after them was a root, and the next went on from that."""
+
+    async def asked(older: bool) -> Plan:
+        with monkeypatch.context() as version:
+            if older:
+                version.setattr(continuation, "gathered", lambda messages, *_: (messages, frozenset()))
+            return await trial.asked(*history, tools=TOOLS, merges=merges, recorder=trial.replica())
+
+    trial, history = await looked(), [HI, *goose(GIVEN)]
+    found = await asked(older=True)
+    assert (found.parent, found.fork_reason) == (-1, ForkReason.ASSISTANT_REWRITTEN)
+    for turn, older in enumerate([True, False, False, True, False], 1):
+        last = await trial.said(f"Done {turn}.", *found.new_messages, after=found.parent, tools=TOOLS)
+        history += [assistant(f"Done {turn}."), ON]
+        found = await asked(older)
+        assert (found.parent, found.fork_reason, found.echoed_as) == (last, None, None), turn
+
+
+async def test_calls_that_come_apart_after_what_an_older_version_recorded_are_put_together() -> None:
+    trial = await looked()
+    before = [HI, *goose(GIVEN)]
+    more = [(f"call_000000000001_{i}", "read", json.dumps(GIVEN[i])) for i in range(2)]
+    second = await trial.said("And?", *before, calls=assistant("", *more)["tool_calls"], tools=TOOLS)
+    results = [tool(call[0], "x") for call in more]
+    history = [*before, assistant("And?", more[0]), results[0], assistant("", more[1]), results[1]]
+    found = await trial.asked(*history, tools=TOOLS)
+    assert (found.parent, found.fork_reason, found.echoed_as, found.new_messages) == (second, None, "split", results)
+
+
+async def test_of_a_turn_that_was_cut_off_the_calls_that_its_client_kept_are_put_together() -> None:
+    trial = Trial()
+    await trial.said("I look.", calls=assistant("", *calls(GIVEN))["tool_calls"], tools=TOOLS, partial=True)
+    found = await trial.asked(HI, *goose(GIVEN[:2]), ON, tools=TOOLS)
+    assert (found.parent, found.fork_reason) == (0, None)
+    assert found.new_messages == [*RESULTS[:2], ON], "no call stands twice"
+
+
 async def test_of_parallel_calls_one_that_was_emptied_is_a_fork_that_goes_on() -> None:
     trial = await looked()
     history = [HI, *goose([GIVEN[0], {}, GIVEN[2]])]
     found = await trial.asked(*history, tools=TOOLS)
     assert (found.parent, found.fork_reason) == (-1, ForkReason.ASSISTANT_REWRITTEN)
-    assert found.job.messages == [HI, assistant("I look.", *calls([GIVEN[0], {}, GIVEN[2]])), *RESULTS]
+    assert found.job.messages == history, "as its client sent it"
     second = await trial.said("Done.", *found.new_messages, tools=TOOLS)
     found = await trial.asked(*history, assistant("Done."), ON, tools=TOOLS, recorder=trial.replica())
     assert (found.parent, found.fork_reason) == (second, None)

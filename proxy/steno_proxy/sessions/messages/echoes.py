@@ -117,7 +117,7 @@ def _after_bare_reasoning(content: Any, reasoning: str, whole: str) -> str | Non
     the reasoning ends."""
     if isinstance(content, list) and len(content) > 1 and text_of(content[:1]).strip() == reasoning:
         rest = text_of(content[1:])
-        if rest.strip():
+        if rest.strip() and not _same_words(content, whole):  # a text may begin as its reasoning does
             return rest
     text = text_of(content).strip()
     if not text.startswith(reasoning):

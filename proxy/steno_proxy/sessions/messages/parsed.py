@@ -21,6 +21,12 @@ import msgspec
 from steno.contracts.chat import Tool
 from steno_proxy.sessions.messages.normalise import same_value
 
+_SAYS_MORE = frozenset(
+    ("patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef",
+     "dependentSchemas")
+)  # fmt: skip
+"""Keywords of a schema by which it may know keys that are not among its `properties`."""
+
 
 def schemas_of(tools: Sequence[Tool]) -> dict[str, Any]:
     """The schema of each tool's arguments, by its name; of two with one name none, since nobody knows which is meant."""
@@ -47,6 +53,8 @@ def _value(said: Any, given: Any, schema: Any) -> bool:
         return len(said) == len(given) and all(_value(*pair, items) for pair in zip(said, given, strict=True))
     if isinstance(said, (dict, list)) or isinstance(given, (dict, list)):
         return False
+    if type(said) is type(given) and said == given:
+        return True
     if isinstance(said, str) == isinstance(given, str):
         return same_value(said, given)
     text, other = (said, given) if isinstance(said, str) else (given, said)
@@ -72,8 +80,8 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 
 
 def _is_closed(schema: Any) -> bool:
-    """Whether a parser takes other keys away: the schema lists some, and lets no others through."""
-    if not _properties(schema) or schema.get("patternProperties"):
+    """Whether a parser takes other keys away: the schema lists some, and lets no others through, nor says of them elsewhere."""
+    if not _properties(schema) or not _SAYS_MORE.isdisjoint(schema):
         return False
     return schema.get("additionalProperties") in (None, False)
 
