@@ -128,6 +128,10 @@ class ForkOrigin:
                 return answer
         return None
 
+    def knows(self, key: bytes | None, n: int) -> bool:
+        """Whether a request for `n` choices is on record, or is the turn of the fork."""
+        return key is not None and (key == self.forked.asked or self.last_answer(key, n) is not None)
+
     def last_answer(self, key: bytes | None, n: int) -> OriginAnswer | None:
         """The last that answers it: for who asks more often than was asked."""
         found = [answer for answer in self._answers.get(key or b"", ()) if len(answer.turns) == n]

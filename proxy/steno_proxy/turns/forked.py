@@ -56,9 +56,7 @@ async def from_record(
     assert session is not None and session.fork_of is not None
     origin = await recorder.origins.of(None, session.fork_of)
     used = _Used(recording)
-    after = plan.parent_id if plan.parent >= 0 and not plan.is_prompt else None
-    messages = plan.new_messages if after is not None else plan.messages
-    key = origin.key(after, messages, plan.job.prompt_ids, plan.job.tools, plan.options)
+    key = key_of(origin, asked, plan)
     answer = origin.answer(key, asked.n, used)
     if answer is not None:
         return await _record_and_replay(
@@ -77,6 +75,18 @@ async def from_record(
     if recording.passed_fork:  # so it is not that the agent asks something else
         raise StoreUnavailable("turns of this trial that were on record are not there any more")
     raise await _diverged(recorder, recording, asked, plan, clock(), origin, used, task_step)
+
+
+def key_of(origin: ForkOrigin, asked: CanonicalRequest, plan: Plan) -> bytes | None:
+    """By which the origin knows what is asked; None: it can't."""
+    after = plan.parent_id if plan.parent >= 0 and not plan.is_prompt else None
+    messages = plan.new_messages if after is not None else plan.messages
+    key = origin.key(after, messages, plan.job.prompt_ids, plan.job.tools, plan.options)
+    if after is None or origin.knows(key, asked.n):
+        return key
+    # An older version may have recorded it as a whole conversation, where it did not take its client's writing for a reply.
+    whole = origin.key(None, asked.job.messages, plan.job.prompt_ids, plan.job.tools, plan.options)
+    return whole if origin.knows(whole, asked.n) else key
 
 
 def is_replayed(recording: Recording, plan: Plan) -> bool:
