@@ -80,7 +80,11 @@ _SEEN_INTRO = f"""\
 As they are, by hand on {DATES}, each on a task of ten turns with single and parallel calls and reasoning, most also with a call
 of a tool that does not exist and an engine that refuses with 503. Where nothing is said, the record is one branch whose turns go
 on from one another token by token, and the refusal was waited out. Not run, since they could not be installed there:
-[SWE-agent](#swe-agent), and Crush, whose npm package fetches its program from GitHub."""
+[SWE-agent](#swe-agent), and Crush, whose npm package fetches its program from GitHub.
+
+A request is a *root* where it goes on from no recorded turn, so that its prompt is rendered anew; it is a *fork* where it begins a
+new branch. What was sampled before stays on record and is trained in its own sample; the new branch has it as context only
+([all reasons](reading.md#why-a-turn-forked)). `echoed_as` of a turn says in which other form a client sent a reply back."""
 
 _TRAINER_INTRO = """\
 The first rank serves them where `metrics_port` is set: all gauges, of the last step. Beside them
