@@ -1,8 +1,10 @@
 """Wrong settings are named before anything is loaded."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import MistralConfig, Qwen2Config
 
 from steno.contracts.errors import ConfigError
 from steno.models import TINY
@@ -31,6 +33,33 @@ def test_a_wrong_argument_is_named(given: list[str], named: str) -> None:
 def test_a_device_that_is_not_there_is_named_before_anything_is_loaded(device: str) -> None:
     with pytest.raises(ConfigError, match=rf"engine_args.device: got {device}, must be cpu or one of .* CUDA devices"):
         TransformersEngine(TINY, stop_ids=frozenset(), device=device)
+
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "vocab_size": 64, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def context_of(folder: Path, config: Any, asked: int | None) -> int:
+    """The context that the embedded engine takes for a model of this configuration."""
+    config.save_pretrained(folder)
+    return TransformersEngine(folder, stop_ids=frozenset(), context_tokens=asked).card().context_tokens
+
+
+@pytest.mark.parametrize(("asked", "context"), [(None, 64), (17, 17)])
+def test_a_context_above_a_models_sliding_window_is_refused_with_the_way_out(
+    tmp_path: Path, asked: int | None, context: int
+) -> None:
+    """Its layers have no `layer_types`: the window is all that says so."""
+    with pytest.raises(ConfigError, match=rf"context_tokens: {context} .*sliding_window.*--context-tokens 16\)"):
+        context_of(tmp_path, MistralConfig(**SMALL, sliding_window=16), asked)
+
+
+def test_a_window_that_no_context_reaches_or_no_layer_uses_is_none(tmp_path: Path) -> None:
+    assert context_of(tmp_path / "short", MistralConfig(**SMALL, sliding_window=16), 16) == 16
+    assert context_of(tmp_path / "none", MistralConfig(**SMALL, sliding_window=None), None) == 64
+    assert context_of(tmp_path / "off", Qwen2Config(**SMALL, sliding_window=16, use_sliding_window=False), None) == 64
 
 
 def test_the_shipped_model_is_the_default() -> None:

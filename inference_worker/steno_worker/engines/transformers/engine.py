@@ -344,7 +344,16 @@ def _context_tokens(config: Any, asked: int | None) -> int:
     longest = int(config.max_position_embeddings)
     if asked is not None and asked > longest:
         raise ConfigError(f"context_tokens: {asked} is more than the model's {longest} positions")
-    return asked or longest
+    context = asked or longest
+    window = getattr(config, "sliding_window", None)
+    if window and window < context and getattr(config, "use_sliding_window", True) is not False:
+        # Attention would be to all that comes before: other log-probabilities than the model's, and nothing would say so (I1).
+        raise ConfigError(
+            f"context_tokens: {context} is more than the model's sliding_window, and the embedded engine runs full attention "
+            f"only; allowed: at most {window} (--context-tokens {window})",
+            field="context_tokens",
+        )
+    return context
 
 
 def _load_model(model_dir: Path, config: Any) -> PreTrainedModel:
