@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ import pytest
 from steno.contracts.errors import ConfigError
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.staleness import PolicyVersion
+from steno_trainer.errors import BadCheckpoint
 from steno_trainer.run import main
-from steno_trainer.run.folders import OWNER, claim_folders
+from steno_trainer.run.folders import OWNER, claim_folders, look_at_folders
 from steno_trainer.run_config import RunSettings
 
 
@@ -31,6 +34,27 @@ def test_a_run_goes_on_in_its_folders_and_another_one_is_refused_by_name(tmp_pat
     assert refused.value.field == "weights_dir"
 
 
+def test_a_run_that_is_refused_for_one_folder_has_claimed_none(tmp_path: Path) -> None:
+    """Its name was mistyped, and the checkpoints were to be new ones."""
+    claim_folders(settings(tmp_path, "a"))
+    fresh = {"checkpoint_dir": tmp_path / "fresh"}
+    for start in (look_at_folders, claim_folders):
+        with pytest.raises(ConfigError, match=r"weights_dir: got .*, where run a began, and this is run typo"):
+            start(settings(tmp_path, "typo", **fresh))
+    assert not (tmp_path / "fresh" / OWNER).exists()
+    claim_folders(settings(tmp_path, "a", **fresh))
+
+
+def test_what_is_to_be_removed_is_named(tmp_path: Path) -> None:
+    claim_folders(settings(tmp_path, "typo"))
+    for name in ("checkpoints", "weights"):
+        owner = tmp_path / name / OWNER
+        with pytest.raises(ConfigError, match=rf"remove {owner} if nothing of run typo is wanted any more"):
+            claim_folders(settings(tmp_path, "a"))
+        owner.unlink()
+    claim_folders(settings(tmp_path, "a"))
+
+
 @pytest.mark.parametrize("more", [{"offline": True}, {"records": "r.jsonl"}, {"transport": "nccl"}])
 def test_a_folder_of_weights_that_nobody_writes_is_nobodys(tmp_path: Path, more: dict[str, Any]) -> None:
     claim_folders(settings(tmp_path, "a", **more))
@@ -40,7 +64,7 @@ def test_a_folder_of_weights_that_nobody_writes_is_nobodys(tmp_path: Path, more:
 def test_a_folder_of_an_earlier_release_is_known_by_the_starts_in_it(tmp_path: Path) -> None:
     """It has no checkpoint yet, which would say whose it is."""
     Lineages(tmp_path / "checkpoints", "a").begin("l1", PolicyVersion("base", 0), None)
-    with pytest.raises(ConfigError, match=r"checkpoint_dir: .* run a began"):
+    with pytest.raises(ConfigError, match=r"checkpoint_dir: .* run a began.* remove \S+/checkpoints if nothing"):
         claim_folders(settings(tmp_path, "b"))
     claim_folders(settings(tmp_path, "a"))
 
@@ -59,8 +83,40 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
         claim_folders(settings(tmp_path, "a", checkpoint_dir=tmp_path / "file" / "checkpoints"))
 
 
-def test_a_trainer_looks_before_it_opens_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main.Ranks, "open", lambda *args, **options: pytest.fail("it went on"))
+def test_a_trainer_looks_before_it_opens_its_ranks_and_claims_nothing_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    went_on = RuntimeError("it went on")
+
+    def open_ranks(*args: object, **options: object) -> None:
+        raise went_on
+
+    monkeypatch.setattr(main.Ranks, "open", open_ranks)
+    with pytest.raises(RuntimeError, match="it went on"):
+        main.train(settings(tmp_path, "a"))
+    assert not (tmp_path / "checkpoints" / OWNER).exists() and not (tmp_path / "weights" / OWNER).exists()
     claim_folders(settings(tmp_path, "a"))
     with pytest.raises(ConfigError, match="run a began"):
         main.train(settings(tmp_path, "b"))
+
+
+def test_folders_are_claimed_once_the_checkpoint_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models, and checkpoints of releases that wrote no run.json, may refuse the start until then."""
+    refusal: list[Exception] = [BadCheckpoint("of another run")]
+
+    class Nothing:
+        def __init__(self, *args: object, **options: object) -> None: ...
+        def resume(self, run: str) -> None:
+            if refusal:
+                raise refusal.pop()
+
+    for name in ("Stepper", "PolicyProbe", "Checkpoints"):
+        monkeypatch.setattr(main, name, Nothing)
+    engine: Any = SimpleNamespace(ranks=SimpleNamespace(first=True))
+    given = settings(tmp_path, "a", offline=True)
+    owner = tmp_path / "checkpoints" / OWNER
+    with pytest.raises(BadCheckpoint):
+        main.RankDuties(given, engine, "l1", None)
+    assert not owner.exists()
+    main.RankDuties(given, engine, "l2", None)
+    assert json.loads(owner.read_text()) == {"run": "a"}

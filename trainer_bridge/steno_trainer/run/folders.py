@@ -1,13 +1,19 @@
 """Folders of one run: a trainer of another run would remove what lies there, since each keeps the newest only.
 
 <checkpoint_dir>/run.json, <weights_dir>/run.json    {"run": …}, written by the first start and read by each later one
+
+They are looked at before ranks are opened, and claimed once the start has the run, its model and its checkpoint: one that is
+refused leaves them as they were, so that a run whose name was mistyped takes no folder from the one that was meant.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from steno.contracts.errors import ConfigError
@@ -19,23 +25,43 @@ WRITTEN_S, LOOK_S = 1.0, 0.1
 """For as long another start may be writing it, and between two looks."""
 
 
-def claim_folders(settings: RunSettings) -> None:
-    """They are this run's from here on; on the first rank, before the model is loaded.
+def look_at_folders(settings: RunSettings) -> None:
+    """Whether all of them can be this run's. Makes those that are not there, and claims none.
 
     Raises: ConfigError: one is another run's, or can't be written: names the setting and that run.
     """
     runs = Lineages(settings.checkpoint_dir, settings.run).runs()  # of releases that wrote no run.json
     if runs and settings.run not in runs:
-        raise _taken("checkpoint_dir", settings.checkpoint_dir, sorted(runs)[0], settings.run)
-    _claim("checkpoint_dir", settings.checkpoint_dir, settings.run)
+        folder = settings.checkpoint_dir
+        raise _taken("checkpoint_dir", folder, sorted(runs)[0], settings.run, remove=folder)
+    for field, folder in _folders(settings):
+        with _can_be_written(field, folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            owner = _owner(folder / OWNER)
+        if owner not in (None, settings.run):
+            raise _taken(field, folder, owner, settings.run, remove=folder / OWNER)
+
+
+def claim_folders(settings: RunSettings) -> None:
+    """They are this run's from here on; on the first rank. None is claimed unless all can be.
+
+    Raises: ConfigError, as `look_at_folders`.
+    """
+    look_at_folders(settings)
+    for field, folder in _folders(settings):
+        _claim(field, folder, settings.run)
+
+
+def _folders(settings: RunSettings) -> Iterator[tuple[str, Path]]:
+    yield "checkpoint_dir", settings.checkpoint_dir
     if not settings.is_offline and settings.transport != "nccl":
-        _claim("weights_dir", settings.weights_dir, settings.run)
+        yield "weights_dir", settings.weights_dir
 
 
 def _claim(field: str, folder: Path, run: str) -> None:
     path, mine = folder / OWNER, json.dumps({"run": run})
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with _can_be_written(field, folder):
         try:
             with path.open("x") as file:  # of two that begin at the same moment one has it
                 file.write(mine)
@@ -51,22 +77,28 @@ def _claim(field: str, folder: Path, run: str) -> None:
         if owner is None:  # whoever wrote it was killed in the middle
             path.write_text(mine)
             return
+    if owner != run:
+        raise _taken(field, folder, owner, run, remove=path)
+
+
+@contextlib.contextmanager
+def _can_be_written(field: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"{field}: {folder} can't be written: {error.strerror or error}", field=field) from error
-    if owner != run:
-        raise _taken(field, folder, owner, run)
 
 
 def _owner(path: Path) -> str | None:
     try:
         return str(json.loads(path.read_text())["run"])
-    except (ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 
-def _taken(field: str, folder: Path, owner: str, run: str) -> ConfigError:
+def _taken(field: str, folder: Path, owner: str | None, run: str, *, remove: Path) -> ConfigError:
     return ConfigError(
         f"{field}: got {folder}, where run {owner} began, and this is run {run}: each would remove what the other one has "
-        f"there; set a folder of its own, or remove that one if it is not needed any more",
+        f"there; set a folder of its own, or remove {remove} if nothing of run {owner} is wanted any more",
         field=field,
     )

@@ -48,7 +48,7 @@ from steno_trainer.reporting.trackers import (
     WeightsAndBiases,
     check_installed,
 )
-from steno_trainer.run.folders import claim_folders
+from steno_trainer.run.folders import claim_folders, look_at_folders
 from steno_trainer.run.loop import Loop, SampleLimits
 from steno_trainer.run.tenure import LEAVE_S, TenureHolder
 from steno_trainer.run.training_state import TrainingState
@@ -79,7 +79,7 @@ def train(settings: RunSettings) -> None:
     ended it."""
     check_beforehand(settings)
     if _is_first():
-        claim_folders(settings)
+        look_at_folders(settings)
     ranks = Ranks.open(
         settings.device, sequence_size=settings.sequence_parallel, wait_s=settings.wait_timeout_s,
         collective_s=settings.collective_timeout_s,
@@ -193,6 +193,7 @@ class RankDuties:
         self._parent = self.state.version
         self.state.history = self.state.history.resumed(lineage)
         if self._ranks.first:
+            claim_folders(settings)  # here nothing of the start is left that could refuse it
             self._lineages.begin(lineage, self._parent, epoch)
             self.state.history = self.state.history.knowing(self._lineages.others())
         self._publisher: Publisher | None = None
