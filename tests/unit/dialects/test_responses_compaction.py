@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import cast
 
 import pytest
 from openai.types.responses import Response
@@ -12,6 +12,8 @@ from steno.contracts.errors import EngineFailed
 from steno_proxy.dialects.base import Piece
 from steno_proxy.dialects.responses.compaction import ASK
 from steno_proxy.dialects.responses.dialect import ResponsesCompact, ResponsesCount
+from steno_proxy.turns.answer_log import LogReader
+from steno_proxy.turns.interfaces import TurnClient
 from tests.unit.dialects.test_responses import TURN, USER, F, call, output, parse, refused
 from tests.unit.dialects.test_responses_events import EVENT, HEADER, RESPONSES, choice, events, stream
 
@@ -67,8 +69,12 @@ def test_a_summary_that_says_nothing_is_a_failure() -> None:
     asked, nothing = parse([USER, TRIGGER], stream=True), choice({"role": "assistant", "content": " \n"})
     with pytest.raises(EngineFailed):
         RESPONSES.answer(asked, HEADER, [nothing])
-    writer: Any = RESPONSES.writer(asked, HEADER)
-    data = writer.begin(0, 7, 0) + writer.finish(nothing)
+    reader = LogReader(RESPONSES, asked, cast(TurnClient, None), HEADER)
+    reader.piece(0, Piece(" \n"), nothing)
+    reader.finish(nothing)
     with pytest.raises(EngineFailed) as caught:
-        writer.end([nothing])
-    assert events(data + writer.broken(caught.value))[-1]["type"] == "response.failed"
+        reader.end([nothing])
+    assert not reader.written_choices()  # so that it is a plain error where nothing has left yet
+    found = events(reader.broken(caught.value))  # all that leaves after a keepalive
+    assert [event["type"] for event in found] == ["response.created", "response.in_progress", "response.failed"]
+    assert [event["sequence_number"] for event in found] == [0, 1, 2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from steno.contracts.errors import EngineFailed
+from steno.contracts.errors import EngineFailed, StenoError
 from steno_proxy.dialects.base import Choice, Header, Piece
 from steno_proxy.dialects.responses.events import ResponsesWriter
 from steno_proxy.dialects.responses.items import seal
@@ -56,7 +56,11 @@ def triggered_body(request: ResponsesRequest, header: Header, choice: Choice) ->
 
 
 class CompactionWriter(ResponsesWriter):
-    """The same, streamed. Nothing is told before the summary is whole: it leaves sealed."""
+    """The same, streamed. Nothing is told before the summary is whole: it leaves sealed. Nor are the events that open a response:
+    where there is no summary, they stand before its failure."""
+
+    def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
+        return b""
 
     def closes(self, index: int, piece: Piece) -> bool:
         return False
@@ -69,10 +73,15 @@ class CompactionWriter(ResponsesWriter):
         if not choice.message["content"].strip():
             return b""
         item = compaction_item(self._turn_id, choice)
-        told = self._added(item) + self._event("response.output_item.done", {"output_index": 0, "item": item})
+        told = super().begin(choice.index, choice.prompt_tokens, choice.cached_tokens) + self._added(item)
+        told += self._event("response.output_item.done", {"output_index": 0, "item": item})
         self._items.append(item)
         return told
 
     def end(self, choices: Sequence[Choice]) -> bytes:
         item = compaction_item(self._turn_id, choices[0])
         return self._response("response.completed", state_of("completed", [item], choices[0]))
+
+    def broken(self, error: StenoError) -> bytes:
+        begun = b"" if self._begun else super().begin(0, 0, 0)
+        return begun + super().broken(error)
