@@ -164,9 +164,9 @@ class WeightsCopies:
         self.root.mkdir(parents=True, exist_ok=True)
         self._sweep()
         folder, lock = self._locked(version, cleanup)
-        cleanup.callback(lock.unlink)
+        cleanup.callback(_try, Path.unlink, lock)
         folder.mkdir()
-        cleanup.callback(_remove, folder)  # renamed by then, unless something failed
+        cleanup.callback(_try, _remove, folder)  # renamed by then, unless something failed
         return folder
 
     def _locked(self, version: PolicyVersion, cleanup: contextlib.ExitStack) -> tuple[Path, Path]:
@@ -230,8 +230,16 @@ class WeightsCopies:
         return [copy for copy in copies if copy.version != versions[0] and copy not in stay]
 
     def _prune(self, written: Path) -> None:
-        """Args: written: just now, so it stays whatever its time says."""
-        for copy in self._outdated():
+        """What can't be removed ends no run: the new copy is complete. The next push tries again.
+
+        Args: written: just now, so it stays whatever its time says.
+        """
+        try:
+            outdated = self._outdated()
+        except OSError as error:
+            log.warning("older copies in %s are left where they are: %s", self.root, error)
+            return
+        for copy in outdated:
             if copy.folder == written:
                 continue
             doomed = self.root / f"{REMOVING}{uuid.uuid4().hex}"
@@ -239,12 +247,15 @@ class WeightsCopies:
                 copy.folder.rename(doomed)  # at once, so that nobody takes half a copy for a whole one
             except FileNotFoundError:
                 continue  # another trainer was faster
-            _remove(doomed)
+            except OSError as error:
+                _log_left(copy.folder, error)
+                continue
+            _try(_remove, doomed)
 
     def _sweep(self) -> None:
         """Remove what crashed writers and removers left. What can't be removed holds up no push."""
         for doomed in self.root.glob(f"{REMOVING}*"):
-            _remove(doomed)
+            _try(_remove, doomed)
         for lock in self.root.glob(f"{WRITING}*.lock"):
             try:
                 with lock.open("r+") as held:  # for writing: NFS refuses the lock otherwise
@@ -255,7 +266,7 @@ class WeightsCopies:
             except (FileNotFoundError, BlockingIOError):
                 continue
             except OSError as error:
-                log.warning("%s is left where it is: %s", lock, error)
+                _log_left(lock, error)
 
 
 def times_of(paths: Iterable[Path]) -> list[tuple[int, Path]]:
@@ -317,6 +328,18 @@ def _collect(pending: Future[Written], done: list[Written]) -> str:
     except (OSError, StenoError) as error:
         return str(error)
     return ""
+
+
+def _try(remove: Callable[[Path], None], path: Path) -> None:
+    """Remove it, or leave it to the next push: NFS keeps files that somebody reads (ENOTEMPTY), and disks have errors."""
+    try:
+        remove(path)
+    except OSError as error:
+        _log_left(path, error)
+
+
+def _log_left(path: Path, error: OSError) -> None:
+    log.warning("%s is left where it is: %s", path, error)
 
 
 def _remove(folder: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -251,6 +252,30 @@ def test_what_a_dead_writer_left_is_locked_for_writing_as_nfs_wants_it(
     WeightsCopies(tmp_path).write(at(1), Fixed(1.0))
     assert not (tmp_path / ".writing-dead").exists() and (tmp_path / ".writing-stuck").exists()
     assert "is left where it is: [Errno 5]" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["rmtree", "rename"])
+def test_an_old_copy_that_can_not_be_removed_ends_no_push_and_is_removed_by_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """As on NFS while a worker reads it."""
+    copies = WeightsCopies(tmp_path, keep=1)
+    copies.write(at(1), Fixed(1.0))
+    broken = {"rmtree": (shutil, shutil.rmtree), "rename": (Path, Path.rename)}[where]
+    with monkeypatch.context() as patch:
+
+        def fails(path: Path, *args: Any) -> Any:
+            if path.name.startswith((".removing-", "weights-run-1")):
+                raise OSError(errno.ENOTEMPTY, "Directory not empty")
+            return broken[1](path, *args)
+
+        patch.setattr(broken[0], where, fails)
+        for step in (2, 3):  # the second of them meets what the first one left, too
+            assert copies.write(at(step), Fixed(float(step))).version == f"run/{step}"
+    assert "is left where it is: [Errno 39]" in caplog.text
+    assert len(names(tmp_path)) > 1
+    copies.write(at(4), Fixed(4.0))
+    assert names(tmp_path) == ["weights-run-4"]
 
 
 def test_what_is_no_copy_is_refused_by_name(tmp_path: Path) -> None:
