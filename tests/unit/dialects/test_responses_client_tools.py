@@ -136,9 +136,22 @@ def test_arguments_that_the_tool_does_not_take_are_told_as_sampled(name: str, ar
     ({"type": "local_shell_call_output", "output": "a"}, "a"),
     ({"type": "apply_patch_call_output", "status": "completed"}, "Done."),
     ({"type": "apply_patch_call_output", "status": "failed", "output": "no such file"}, "Error: no such file"),
+    ({"type": "shell_call_output", "output": [{"type": "input_text", "text": "a"}]}, "a"),
+    ({"type": "shell_call_output", "output": [{"type": "chunk", "stdout": "a"}]}, "a"),
+    ({"type": "shell_call_output", "output": []}, ""),
+    ({"type": "apply_patch_call_output", "status": "failed", "output": [{"type": "output_text", "text": "no"}]},
+     "Error: no"),
 ])  # fmt: skip
 def test_outputs_are_messages_of_their_tools(item: dict[str, Any], text: str) -> None:
     assert messages(item | {"call_id": "c"}) == [{"role": "tool", "content": text, "tool_call_id": "c"}]
+
+
+def test_outputs_may_be_texts_and_images() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "https://a/b.png"}]
+    for name in KINDS:
+        request = parse([USER, {"type": f"{name}_call_output", "call_id": "c", "output": parts}])
+        plain = parse([USER, {"type": "function_call_output", "call_id": "c", "output": parts}])
+        assert request.job == plain.job and request.images == plain.images == ["input.1.output.1.image_url"]
 
 
 def test_what_the_provider_ran_is_left_out_with_its_output() -> None:
@@ -153,6 +166,10 @@ def test_what_the_provider_ran_is_left_out_with_its_output() -> None:
     ({"type": "apply_patch_call", "call_id": "c", "operation": "x"}, "input.1.operation"),
     ({"type": "shell_call_output", "call_id": "c", "output": 3}, "input.1.output"),
     ({"type": "shell_call_output", "call_id": "c", "output": ["a"]}, "input.1.output.0"),
+    ({"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a"}, {"text": "b"}]}, "input.1.output.1"),
+    ({"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a"}, {"type": "input_text", "text": "b"}]},
+     "input.1.output.0.type"),
+    ({"type": "apply_patch_call_output", "call_id": "c", "output": [{"type": "file"}]}, "input.1.output.0.type"),
     ({"type": "computer_call", "call_id": "c"}, "input.1.type"),
 ])  # fmt: skip
 def test_items_that_can_not_be_read_are_refused_by_name(item: dict[str, Any], field: str) -> None:

@@ -29,6 +29,8 @@ ARGUMENTS = "arguments"
 COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
 """Tools that the client runs, too, by screenshots, and that are not offered here."""
 _COMPUTER_CALLS = frozenset({"computer_call", "computer_call_output"})
+_RESULTS = ("stdout", "stderr", "outcome")
+"""Of one command's output."""
 _LOCAL = {"type": "local"}
 _OPERATIONS = ("create_file", "update_file", "delete_file")
 
@@ -206,9 +208,16 @@ def check_item(path: str, kind: str) -> None:
         raise BadRequest(f"{path}.type: got {kind!r}: computer tools are not supported", field=f"{path}.type")
 
 
-def output_text(path: str, item: Json) -> str:
-    """What the client says of a call. Raises: BadRequest naming the field."""
-    output, at = item.get("output"), f"{path}.output"
+def is_content(output: Any) -> bool:
+    """Whether an output is content, as a function's is, and no list of what commands wrote."""
+    return isinstance(output, list) and any(
+        isinstance(one, dict) and "type" in one and not any(name in one for name in _RESULTS) for one in output
+    )
+
+
+def output_text(path: str, item: Json, output: Any) -> str:
+    """What the client says of a call. Args: output: as in the item, or the text of it. Raises: BadRequest naming the field."""
+    at = f"{path}.output"
     if isinstance(output, list):
         return "\n".join(_told(f"{at}.{i}", one) for i, one in enumerate(output))
     if not isinstance(output, str | None):
@@ -220,8 +229,8 @@ def output_text(path: str, item: Json) -> str:
 
 
 def _told(path: str, one: Any) -> str:
-    if not isinstance(one, dict):
-        raise must_be("an object", path, one)
+    if not isinstance(one, dict) or not any(name in one for name in _RESULTS):
+        raise must_be("an object with stdout, stderr or outcome", path, one)
     told = [text for name in ("stdout", "stderr") if isinstance(text := one.get(name), str) and text]
     ended = one.get("outcome")
     if isinstance(ended, dict) and ended.get("type") == "timeout":

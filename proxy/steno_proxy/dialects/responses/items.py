@@ -26,6 +26,7 @@ from steno_proxy.dialects.responses.client_tools import (
     OUTPUTS,
     ClientKind,
     check_item,
+    is_content,
     is_hosted,
     output_text,
 )
@@ -161,7 +162,11 @@ class _ItemsReader:
         if call_id in self._hosted:
             self._seen.dropped.append(item["type"])
             return
-        self.messages.append({"role": "tool", "content": output_text(path, item), "tool_call_id": call_id})
+        output = item.get("output")
+        content = self._output(path, item) if is_content(output) else None
+        if not isinstance(content, list):
+            content = output_text(path, item, output if content is None else content)
+        self.messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
         self._answered = True
 
     def _compaction(self, path: str, item: dict[str, Any]) -> None:
