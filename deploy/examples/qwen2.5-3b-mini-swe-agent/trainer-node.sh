@@ -6,23 +6,27 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${STENO_ADMIN_KEY:?a long random string}" "${STENO_WORKER_KEY:?another one}"
 data=${DATA:-$PWD/steno-data}
 mkdir -p "$data/redis"
-weights=${WEIGHTS:-${TMPDIR:-/tmp}/steno-weights}  # copies on their way to the proxy: a local disk, training stands still for them
-rollouts='' trainer=''
+data=$(realpath "$data")
+# Copies on their way to the proxy: a local disk, since training stands still for them, and a folder of this $data: it is one run's.
+weights=${WEIGHTS:-${TMPDIR:-/tmp}/steno-weights-$(printf %s "$data" | sha256sum | cut -c1-12)}
+rollouts='' trainer='' sockets=''
 finish() {  # the trainer's last step and checkpoint first: it needs the proxy
   trap - EXIT INT TERM
   for part in $rollouts $trainer; do kill "$part" 2>/dev/null || true; wait "$part" || true; done
   kill $(jobs -p) 2>/dev/null || true
   wait
+  [ -z "$sockets" ] || rm -rf "$sockets"
 }
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-# On a socket of its own: another Redis of this machine may have the port, and would keep its records elsewhere.
-rm -f "$data/redis/socket"
-redis-server --port 0 --unixsocket "$data/redis/socket" --dir "$data/redis" --appendonly yes --appendfsync everysec &
+# On a socket of its own: another Redis of this machine may have the port, and would keep its records elsewhere. Not in $data, which may
+# be longer than the 107 bytes that a socket's path may have.
+sockets=$(mktemp -d /tmp/steno-redis-XXXXXX)
+redis-server --port 0 --unixsocket "$sockets/socket" --dir "$data/redis" --appendonly yes --appendfsync everysec &
 redis=$!
-until [ -e "$data/redis/socket" ]; do sleep 0.1; kill -0 "$redis" || exit 1; done
-steno proxy --host 0.0.0.0 --port 8000 --redis-url "unix://$data/redis/socket" --keys-dir "$data/keys" &
+until [ -e "$sockets/socket" ]; do sleep 0.1; kill -0 "$redis" || exit 1; done
+steno proxy --host 0.0.0.0 --port 8000 --redis-url "unix://$sockets/socket" --keys-dir "$data/keys" &
 until curl -sf http://127.0.0.1:8000/readyz >/dev/null; do sleep 1; done
 cd "$here"
 python -m steno_cli.torchrun --standalone --shutdown-timeout 600 --nproc-per-node "${GPUS:-8}" \

@@ -120,10 +120,11 @@ def test_the_agents_line_points_at_the_trial(tmp_path: Path) -> None:
 
 STUB = """#!/bin/sh
 say() { echo "$1" >>"$LOG"; }
+echo "$*" >>"$LOG.words"
 up() { echo up >>"$LOG.up"; }
 case "$(basename "$0") $*" in
   curl*) exit 0 ;;
-  redis-server*) [ -z "$NO_REDIS" ] || exit 1; touch "$DATA/redis/socket" ;;
+  redis-server*) [ -z "$NO_REDIS" ] || exit 1; touch "$4" ;;
 esac
 case "$(basename "$0") $*" in
   redis-server*|*proxy*) trap 'say "${0##*/} $1 ends"; exit 0' TERM; up; while :; do sleep 0.05; done ;;
@@ -138,34 +139,52 @@ esac
 """
 
 
+def start(folder: Path, *, data: str, cwd: Path = EXAMPLE, timeout_s: float = 60, **more: str) -> int:
+    """The script itself; what it starts only says what becomes of it, in files beside `folder/log`."""
+    for name in ("redis-server", "steno", "curl", "python"):
+        (folder / name).write_text(STUB)
+        (folder / name).chmod(0o755)
+    given = {"STENO_ADMIN_KEY": "a", "STENO_WORKER_KEY": "w", "ROLLOUTS": "0", "TRAINER": "0", "NO_REDIS": "", **more}
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "LOG": str(folder / "log"), "DATA": data, **given}
+    return subprocess.run(
+        [EXAMPLE / "trainer-node.sh"], timeout=timeout_s, check=False, cwd=cwd, env=environment
+    ).returncode
+
+
 @pytest.mark.parametrize(("rollouts", "trainer"), [(0, 0), (0, 3), (1, 0)])
 def test_the_trainers_last_step_is_waited_for_and_all_end_in_order(rollouts: int, trainer: int, tmp_path: Path) -> None:
-    """The script itself; what it starts only says what becomes of it."""
-    for name in ("redis-server", "steno", "curl", "python"):
-        (tmp_path / name).write_text(STUB)
-        (tmp_path / name).chmod(0o755)
-    log = tmp_path / "log"
-    done = subprocess.run(
-        [EXAMPLE / "trainer-node.sh"], timeout=120, check=False,
-        env={
-            "PATH": f"{tmp_path}:/usr/bin:/bin", "STENO_ADMIN_KEY": "a", "STENO_WORKER_KEY": "w", "LOG": str(log),
-            "DATA": str(tmp_path / "data"), "ROLLOUTS": str(rollouts), "TRAINER": str(trainer),
-            "NO_REDIS": "",
-        },
-    )  # fmt: skip
-    said = log.read_text().splitlines()
+    ended = start(tmp_path, data=str(tmp_path / "data"), timeout_s=120, ROLLOUTS=str(rollouts), TRAINER=str(trainer))
+    said = (tmp_path / "log").read_text().splitlines()
     middle = "last step" if rollouts == 0 else "trainer is told to end"
     assert said[:2] == ["rollouts end", middle]
     assert sorted(said[2:]) == ["redis-server --port ends", "steno proxy ends"]
-    assert done.returncode == (rollouts or trainer)
+    assert ended == (rollouts or trainer)
 
 
 def test_nothing_is_recorded_where_its_redis_does_not_start(tmp_path: Path) -> None:
     """Another one may run on this machine."""
-    for name in ("redis-server", "steno", "curl", "python"):
-        (tmp_path / name).write_text(STUB)
-        (tmp_path / name).chmod(0o755)
-    given = {"STENO_ADMIN_KEY": "a", "STENO_WORKER_KEY": "w", "DATA": str(tmp_path / "data"), "NO_REDIS": "1"}
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log"), **given}
-    done = subprocess.run([EXAMPLE / "trainer-node.sh"], timeout=60, check=False, env=environment)
-    assert done.returncode == 1 and not (tmp_path / "log.up").exists()
+    assert start(tmp_path, data=str(tmp_path / "data"), NO_REDIS="1") == 1
+    assert not (tmp_path / "log.up").exists()
+
+
+def test_its_data_may_be_a_relative_path_and_a_long_one(tmp_path: Path) -> None:
+    """A socket's path has 107 bytes at most, redis-server goes to its folder, and the script to the example's."""
+    data = f"here/{'long' * 30}"
+    assert start(tmp_path, data=data, cwd=tmp_path) == 0
+    words = (tmp_path / "log.words").read_text()
+    assert f"--dir {tmp_path}/{data}/redis " in words and f"--checkpoint-dir {tmp_path}/{data}/checkpoints " in words
+    told = re.search(r"--unixsocket (\S+)", words)
+    assert told is not None and len(told[1]) <= 107 and f"--redis-url unix://{told[1]} " in words
+    assert not Path(told[1]).parent.exists(), "it is removed at the end"
+
+
+def test_each_data_folder_of_a_machine_has_weights_of_its_own(tmp_path: Path) -> None:
+    """They are one run's: the trainer of another one would be refused there."""
+    found = []
+    for number, data in enumerate(("one", "two", "one")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert start(folder, data=data, cwd=tmp_path, TMPDIR="/scratch") == 0
+        found += re.findall(r"--weights-dir (\S+)", (folder / "log.words").read_text())
+    first, second, again = found
+    assert first == again != second and first.startswith("/scratch/steno-weights-")
