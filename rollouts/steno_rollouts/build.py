@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from steno_rollouts.harness import Rollouts
 from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.tasks.task import Task, load_tasks
 from steno_rollouts.trials.command import check_command
-from steno_rollouts.trials.confine import CannotConfine, Confinement, hidden_paths, scoring_paths
+from steno_rollouts.trials.confine import CannotConfine, Confinement, hidden_paths
 from steno_rollouts.trials.containers.engine import ContainerEngine
 from steno_rollouts.trials.containers.executor import ContainerExecutor
 from steno_rollouts.trials.containers.sandbox import Sandbox, sandboxes
@@ -32,6 +32,7 @@ from steno_rollouts.trials.ray.cluster import RayCluster
 from steno_rollouts.trials.ray.player import RayPlayer
 from steno_rollouts.trials.reward import RewardFunction
 from steno_rollouts.trials.runner import TrialRunner
+from steno_rollouts.trials.scoring import reward_file, task_source
 from steno_rollouts.trials.verifiers.executor import VerifiersExecutor
 from steno_rollouts.trials.verifiers.plan import VerifiersPlan, verifiers_plan
 
@@ -48,9 +49,7 @@ ADMIN_KEY = "and with them the admin key: use the run's own key instead (steno r
 NO_KEYS = "the proxy has no keys: a trial can post any reward, also its own"
 
 
-def confinement(
-    settings: RolloutSettings, environment: Mapping[str, str], tasks: Iterable[Task] = ()
-) -> tuple[Confinement | None, list[str]]:
+def confinement(settings: RolloutSettings, environment: Mapping[str, str]) -> tuple[Confinement | None, list[str]]:
     """How trials are confined, and what the operator must be told of it. Raises: ConfigError: `require`, and it can't be."""
     warnings = [NO_KEYS] if settings.key is None else []
     admin = "STENO_ADMIN_KEY" in environment or (settings.key is not None and not settings.is_run_key)
@@ -60,9 +59,10 @@ def confinement(
     given = [*settings.private, *settings.secret_files.values()]
     if settings.file is not None:
         given.append(settings.file)
-    given += scoring_paths(settings.tasks, tasks, settings.reward, located(settings.command))
+    given += reward_file(settings.reward, settings.command)
+    source = task_source(settings.tasks, settings.command)
     try:
-        return Confinement.of(hidden_paths(environment, given), settings.work_dir), warnings
+        return Confinement.of(hidden_paths(environment, given), settings.work_dir, source), warnings
     except CannotConfine as error:
         if settings.confine == "require":
             raise ConfigError(f"confine: {error}", field="confine") from None
@@ -134,7 +134,7 @@ class Prepared:
         if settings.executor != "local":
             engine = ContainerEngine.named(settings.executor)
             return cls(settings, run_id, tasks, reward, engine=engine, sandboxes=sandboxes(tasks, settings))
-        confined, warnings = confinement(settings, os.environ, tasks)
+        confined, warnings = confinement(settings, os.environ)
         return cls(settings, run_id, tasks, reward, confined, tuple(warnings))
 
     def executor(self, client: AsyncSteno | None = None) -> Executor:

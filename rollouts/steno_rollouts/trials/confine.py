@@ -4,7 +4,7 @@ Without it a trial runs as the operator: it can read the environment of `steno r
 trial
 
 - sees its own processes only, and can signal and trace no other;
-- finds the usual places of keys empty (`hidden_paths`), other trials' folders, and what scores trials (`scoring_paths`);
+- finds the usual places of keys empty (`hidden_paths`), other trials' folders, and what scores trials (`scoring.py`);
 - has no capabilities, and gains none from a program with the setuid bit.
 
 The rest of the file system, the network and the user id stay as they are, so that agents find their programs. That keeps keys
@@ -17,13 +17,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from steno_rollouts.tasks.task import ENVIRONMENT, WITHHELD, Task
 from steno_rollouts.trials.executor import TrialJob
+from steno_rollouts.trials.scoring import MOST_KEPT, TaskSource
 
 PROBE_S = 20.0
 _BASE = ("--die-with-parent", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--cap-drop", "ALL",
@@ -45,15 +44,21 @@ class CannotConfine(Exception):
 @dataclass(frozen=True)
 class Confinement:
     """How trials are confined. program: of bubblewrap. hidden: files and folders that trials find empty. work_dir: holds the
-    folders of all trials, of which each sees its own."""
+    folders of all trials, of which each sees its own. source: of the tasks, hidden but for what else is there."""
 
     program: str
     hidden: tuple[Path, ...]
     work_dir: Path
+    source: TaskSource | None = None
 
     @classmethod
-    def of(cls, hidden: Iterable[Path], work_dir: Path) -> Confinement:
+    def of(cls, hidden: Iterable[Path], work_dir: Path, source: TaskSource | None = None) -> Confinement:
         """Raises: CannotConfine: tried by running nothing in it."""
+        if source is not None and len(source.kept) > MOST_KEPT:
+            raise CannotConfine(
+                f"{source.root} holds {len(source.kept)} entries beside its tasks, at most {MOST_KEPT} can be shown to trials: "
+                "move the tasks to a folder of their own"
+            )
         program = shutil.which("bwrap")
         if program is None:
             raise CannotConfine("bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)")
@@ -63,11 +68,11 @@ class Confinement:
             raise CannotConfine(f"{program}: {error}") from None
         if tried.returncode:
             raise CannotConfine(f"{program}: {tried.stderr.strip()[-300:] or f'exit code {tried.returncode}'}")
-        return cls(program, tuple(hidden), work_dir.resolve())
+        return cls(program, tuple(hidden), work_dir.resolve(), source)
 
     def command(self, job: TrialJob) -> list[str]:
         """The words that run the job's command confined. Its exit code is the command's, 128 + N if that ended by signal N."""
-        words = [self.program, *_BASE]
+        words = [self.program, *_BASE, *self._without_tasks()]
         for hidden in dict.fromkeys(os.path.realpath(path) for path in self.hidden):
             if os.path.isdir(hidden):  # noqa: PTH112  # False, too, for what we may not look at: nor may a trial
                 words += ["--tmpfs", hidden]
@@ -80,6 +85,14 @@ class Confinement:
             if path.exists():
                 words += ["--bind", str(path), str(path)]
         return [*words, "--chdir", str(workdir), "--", *job.command]
+
+    def _without_tasks(self) -> list[str]:
+        if self.source is None:
+            return []
+        root, kept = str(self.source.root), map(str, self.source.kept)
+        if not self.source.root.is_dir():
+            return ["--ro-bind", "/dev/null", root]
+        return ["--tmpfs", root, *(word for path in kept for word in ("--dev-bind-try", path, path))]
 
 
 def hidden_paths(environment: Mapping[str, str], given: Iterable[Path]) -> list[Path]:
@@ -96,24 +109,3 @@ def hidden_paths(environment: Mapping[str, str], given: Iterable[Path]) -> list[
     if agent := environment.get("SSH_AUTH_SOCK"):
         sockets.append(Path(agent))
     return [*given, *named, *(home / name for name in _IN_HOME), *sockets, *map(Path, _SOCKETS)]
-
-
-def scoring_paths(source: Path | None, tasks: Iterable[Task], reward: str | None, command: Sequence[str]) -> list[Path]:
-    """What a trial could copy its answers from, or change so that it is rewarded: where tasks come from (of which it has its
-    copy), and the file of the reward function. Of a source that holds what the command needs only the tasks' own tests,
-    solutions and settings are hidden.
-
-    Args: source: `tasks` of the settings. reward: `FILE.py:function`.
-    """
-    program, *words = command or ("",)
-    named = [Path(word).resolve() for word in (shutil.which(program) or program, *words) if word]
-    file = Path(reward.rpartition(":")[0]).resolve() if reward else None
-    found = [file] if file is not None and file not in named else []
-    if source is None:
-        return found
-    root = source.resolve()
-    needed = [*named, Path.cwd(), Path.home(), Path(sys.prefix)]
-    if not any(path.is_relative_to(root) for path in needed):
-        return [*found, root]
-    folders = [task.folder for task in tasks if task.folder is not None]
-    return [*found, *(folder / name for folder in folders for name in sorted(WITHHELD - {ENVIRONMENT}))]

@@ -25,6 +25,7 @@ from steno_rollouts.trials.harbor.plan import HarborPlan
 from steno_rollouts.trials.play import Assignment, Player
 from steno_rollouts.trials.ray.cluster import Node, RayCluster, in_a_line
 from steno_rollouts.trials.ray.parcels import OF_A_NODE, Answer, Keys, NodeRequest, SentFile, packed
+from steno_rollouts.trials.scoring import reward_file
 
 CANCEL_S = 90.0
 """For a node to end an attempt, beside the time that its command is given: Harbor removes sandboxes, engines containers."""
@@ -52,7 +53,10 @@ class RayPlayer(Player):
     ) -> None:
         """Raises: ConfigError: a file of the user's is not there."""
         self._cluster = cluster
-        self._settings = settings.model_copy(update={"key": None})
+        # On a file system that nodes share these are there, too, and hidden from trials (`scoring.py`).
+        tasks = settings.tasks.absolute() if settings.tasks is not None else None
+        private = [*settings.private, *reward_file(settings.reward, settings.command)]
+        self._settings = settings.model_copy(update={"key": None, "tasks": tasks, "private": private})
         self._run_id = run_id
         self._harbor = harbor
         self._reward = _sent(Path(settings.reward.rpartition(":")[0])) if settings.reward else None
