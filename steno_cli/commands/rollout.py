@@ -36,8 +36,11 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
     """The results of all trials; progress goes to stderr. Raises: as `Prepared.of` and `Rollouts.run`."""
     from steno_rollouts.build import Prepared
 
+    prepared = Prepared.of(settings, run_id)
+    if prepared.ray is not None:
+        prepared.ray.join()  # it blocks, and sets a handler of SIGTERM, which would end this process at once
     with _cancelled_by_signals(run_id):
-        return await _rolled_out(Prepared.of(settings, run_id), run_id)
+        return await _rolled_out(prepared, run_id)
 
 
 async def _rolled_out(prepared: Prepared, run_id: str) -> list[TrialResult]:

@@ -205,7 +205,7 @@ def test_a_lost_node_ends_what_had_a_turn_and_the_rest_runs_again(
 def test_what_runs_on_nodes_ends_with_its_launcher_and_the_run_goes_on(
     cluster: Cluster, rollout: Rollout, sessions: Sessions, notes: Path
 ) -> None:
-    """Killed; then by Ctrl-C, of which a second one leaves a command that takes its time none."""
+    """Killed; then by SIGTERM, after which Ctrl-C leaves a command that takes its time none."""
     code = (
         "import signal; task = os.environ['STENO_TASK_TASK_ID']\n"
         "if task == 'b': signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -230,7 +230,7 @@ def test_what_runs_on_nodes_ends_with_its_launcher_and_the_run_goes_on(
     with rollout.start(tasks, *options, command=agent(notes, code)) as process:
         try:
             _until(lambda: len(_pids(notes, "b.begun")) == 2 and len(_pids(notes, "c.begun")) == 1)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             _until(lambda: not any(_runs(pid) for pid in _pids(notes, "c.begun")))
             assert any(_runs(pid) for pid in _pids(notes, "b.begun")), "it was asked to end, and does not"
             process.send_signal(signal.SIGINT)
