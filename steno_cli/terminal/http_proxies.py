@@ -12,8 +12,8 @@ def reach_loopback_directly(environment: MutableMapping[str, str]) -> None:
     ask Steno's proxy here. httpx, websockets, curl, Node and Go read it there. What it names already stays."""
     if not any(environment.get(name) for scheme in ("http", "https", "all") for name in _spellings(f"{scheme}_proxy")):
         return
-    known = next((value for name in _spellings("no_proxy") if (value := environment.get(name))), "")
-    hosts = [host for host in (part.strip() for part in known.split(",")) if host]
+    known = ",".join(environment.get(name, "") for name in _spellings("no_proxy"))
+    hosts = list(dict.fromkeys(host for host in (part.strip() for part in known.split(",")) if host))
     if "*" not in hosts:
         hosts += [host for host in LOOPBACK if host not in hosts]
     for name in _spellings("no_proxy"):

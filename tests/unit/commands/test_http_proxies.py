@@ -19,7 +19,7 @@ THERE = "http://proxy.example:3128"
         ({}, "localhost,127.0.0.1,::1"),
         ({"NO_PROXY": "10.0.0.1, 127.0.0.1"}, "10.0.0.1,127.0.0.1,localhost,::1"),
         ({"no_proxy": "*"}, "*"),
-        ({"no_proxy": "a", "NO_PROXY": "b"}, "a,localhost,127.0.0.1,::1"),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, "a,b,localhost,127.0.0.1,::1"),
     ],
 )
 def test_this_machine_is_named_beside_what_was(name: str, known: dict[str, str], hosts: str) -> None:
