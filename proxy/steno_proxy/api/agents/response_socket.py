@@ -280,8 +280,12 @@ class _Socket:
 
     async def _warmed(self, model: str) -> None:
         """The answer to `generate: false`, by which clients open a socket early: nothing is sampled, nothing recorded."""
-        for event in empty_response(model[:MAX_MODEL_CHARS], int(time.time())).split(b"\n\n")[:-1]:
-            await self._tell(event.partition(b"\ndata: ")[2])
+        try:
+            async with asyncio.timeout(generation.LAST_WORDS_S):
+                for event in empty_response(model[:MAX_MODEL_CHARS], int(time.time())).split(b"\n\n")[:-1]:
+                    await self._tell(event.partition(b"\ndata: ")[2])
+        except TimeoutError:
+            self._gone.set()  # it does not read
 
     async def _error(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """An event for a refusal, as OpenAI's SDK (flat) and Open Responses (`error`, `status`) have it."""
