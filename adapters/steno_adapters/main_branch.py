@@ -3,6 +3,9 @@
 Samples say of each turn which of them trains it: the first that has it, in commit order of their leaves. Where one branch alone
 is trained that is the wrong one to ask, since an agent that dropped an answer and asked again has left the beginning of its
 trial to the branch that it dropped. So each branch is counted with all of its turns, and the one that is taken owns them.
+
+Where no branch can be trained with all of its turns, since one that all of them have has no log-probabilities, what samples say
+is asked after all: there a branch after the first may have tokens of its own.
 """
 
 from __future__ import annotations
@@ -32,11 +35,17 @@ def main_branch(samples: Sequence[Sample], *, policy: str = "default", models: S
     """
     masks = _masks(samples)
     tokens = [_trainable_tokens(_owning([sample], masks), policy, models) for sample in samples]
-    if not any(tokens):
-        return MainBranch(None, trainable_rows(samples, policy=policy, models=models)[1], 0)
-    main = max(range(len(samples)), key=lambda i: (tokens[i], i))
-    order = [samples[main], *(sample for i, sample in enumerate(samples) if i != main)]
-    (row, *others), untrained = trainable_rows(_owning(order, masks), policy=policy, models=models)
+    if any(tokens):
+        main = max(range(len(samples)), key=lambda i: (tokens[i], i))
+        order = [samples[main], *(sample for i, sample in enumerate(samples) if i != main)]
+        rows, untrained = trainable_rows(_owning(order, masks), policy=policy, models=models)
+    else:
+        rows, untrained = trainable_rows(samples, policy=policy, models=models)
+        rows.sort(key=lambda row: row.trained_tokens)
+        rows.reverse()  # of equals the last one is the first now
+    if not rows:
+        return MainBranch(None, untrained, 0)
+    row, *others = rows
     untrained["other_branch"] += sum(other.trained_tokens for other in others)
     return MainBranch(row, +untrained, len(others))
 

@@ -14,14 +14,14 @@ from steno_adapters.main_branch import main_branch
 from steno_adapters.verl.session_rows import training_rows
 
 
-def trial(*paths: dict[str, int], superseded: str = "", constrained: str = "") -> list[Sample]:
+def trial(*paths: dict[str, int], superseded: str = "", constrained: str = "", bare: str = "") -> list[Sample]:
     """Samples as the proxy makes them: each path is its turns with their sampled tokens, a token of a prompt before each turn. A
-    turn that two paths have is trained in the first of them. superseded, constrained: turns."""
+    turn that two paths have is trained in the first of them. superseded, constrained, bare (without log-probabilities): turns."""
     taught: set[str] = set()
-    return [_sample(path, taught, superseded, constrained) for path in paths]
+    return [_sample(path, taught, superseded, constrained, bare) for path in paths]
 
 
-def _sample(path: dict[str, int], taught: set[str], superseded: str, constrained: str) -> Sample:
+def _sample(path: dict[str, int], taught: set[str], superseded: str, constrained: str, bare: str) -> Sample:
     ids, mask, logprobs = list[int](), list[int](), list[float]()
     parts: list[SampledRange] = []
     for turn, tokens in path.items():
@@ -32,7 +32,7 @@ def _sample(path: dict[str, int], taught: set[str], superseded: str, constrained
         )
         ids += [100 + ord(turn[0])] * tokens
         mask += [int(not shared and turn not in (superseded, constrained))] * tokens
-        logprobs += [-0.5] * tokens
+        logprobs += [math.nan if turn == bare else -0.5] * tokens
         taught.add(turn)
     return Sample(
         trial_id="g.0", group_id="g", leaf_id=[*path][-1], turn_ids=list(path), token_ids=ids_to_bytes(ids),
@@ -93,6 +93,16 @@ def test_each_sampled_token_is_trained_or_counted_once(facts: dict[str, str], un
     found = main_branch(trial(*DROPPED, **facts))  # type: ignore[arg-type]
     assert found.row is not None and found.row.leaf_id == "d" and found.untrained == untrained
     assert found.row.trained_tokens + found.untrained.total() == 6 + 2 + 3 + 3
+
+
+def test_where_the_beginning_of_all_can_not_be_trained_the_largest_rest_is() -> None:
+    """Counted with all of its turns no branch could be trained, and nothing was: what samples say is asked there."""
+    found = main_branch(trial(*DROPPED, bare="a"))
+    assert found.row is not None and (found.row.leaf_id, found.row.trained_tokens) == ("d", 6)
+    assert (found.untrained, found.others) == ({"missing_logprob": 8}, 0)
+    found = main_branch(trial(*DROPPED, {"a": 6, "e": 7}, {"a": 6, "f": 7}, bare="a"))
+    assert found.row is not None and found.row.leaf_id == "f", "of equals the last one"
+    assert (found.untrained, found.others) == ({"missing_logprob": 8, "other_branch": 13}, 2)
 
 
 def test_of_branches_of_equal_length_the_last_one_is_taken() -> None:
