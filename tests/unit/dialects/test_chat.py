@@ -167,12 +167,13 @@ def test_tools_of_a_system_message_come_after_the_requests_own() -> None:
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
-        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
-        ({"thinking": {"type": "enabled", "keep": "all"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
+        ({"thinking": {"type": "enabled", "keep": "all"}}, {"enable_thinking": True, "thinking": True}),
         ({"thinking": {"type": "adaptive"}}, {}),
         ({"thinking": "off"}, {}),
-        ({"enable_thinking": False}, {"enable_thinking": False}),
-        ({"enable_thinking": False, "thinking": {"type": "enabled"}}, {"enable_thinking": False}),
+        ({"enable_thinking": False}, {"enable_thinking": False, "thinking": False}),
+        ({"enable_thinking": False, "thinking": {"type": "enabled"}}, {"enable_thinking": False, "thinking": False}),
+        ({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": False}}, {"thinking": False}),
         ({"enable_thinking": None, "thinking": None}, {}),
         (
             {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}},

@@ -185,6 +185,10 @@ def _call(path: str, given: _Call) -> dict[str, Any]:
     }
 
 
+_THINKING = ("enable_thinking", "thinking")
+"""What chat templates call it: Qwen's and GLM's the first, Kimi's and DeepSeek's the second; parsers look at both."""
+
+
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     """`thinking` as Moonshot, DeepSeek and Z.ai spell it, `enable_thinking` as DashScope does; another `type` leaves it to the
     model."""
@@ -192,10 +196,11 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     kind = body.thinking.get("type") if isinstance(body.thinking, dict) else None
-    if isinstance(body.enable_thinking, bool):
-        kwargs.setdefault("enable_thinking", body.enable_thinking)
-    elif kind in ("enabled", "disabled"):
-        kwargs.setdefault("enable_thinking", kind == "enabled")
+    thinks = body.enable_thinking if isinstance(body.enable_thinking, bool) else None
+    if thinks is None and kind in ("enabled", "disabled"):
+        thinks = kind == "enabled"
+    if thinks is not None and kwargs.keys().isdisjoint(_THINKING):
+        kwargs |= dict.fromkeys(_THINKING, thinks)
     return kwargs | _end_of_prompt(body)
 
 
