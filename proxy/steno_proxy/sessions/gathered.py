@@ -18,19 +18,19 @@ from steno_proxy.sessions.messages.echoes import named_turn
 from steno_proxy.sessions.tree import Tree
 
 
-def gathered(messages: Sequence[Message], tree: Tree, start: int = 0) -> tuple[Sequence[Message], frozenset[int]]:
-    """The messages with each such reply, from `start` on, as one message before its results, and the places of those replies
-    among them.
+def gathered(messages: Sequence[Message], tree: Tree, recorded: int = 0) -> tuple[Sequence[Message], frozenset[int]]:
+    """The messages with each such reply as one message before its results, and the places of those replies among them.
 
+    Args: recorded: so many messages are on record as they are; replies among these stay so.
     Where there is none, the messages are the same object.
     """
     found: list[Message] = []
     places: set[int] = set()
-    place, done = start, 0
+    place = done = 0
     while place < len(messages):
         end = _end_of_turn(messages, place, tree) if messages[place].get("tool_calls") else place
-        if end == place:
-            place += 1
+        if end == place or end <= recorded:
+            place = max(end, place + 1)
             continue
         found += messages[done:place]
         places.add(len(found))

@@ -116,7 +116,9 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
     long = len(job.messages) + len(job.tools) > MANY
     await _digest(said, pace, long)
     if gathered(job.messages, recording.tree)[1]:
-        # What is on record as its client wrote it, by a version that gathered nothing, goes on as it is.
+        # What is on record as its client wrote it, by a version that gathered nothing, goes on as it is. It is looked up, so that
+        # replies before it that stand there in other words are known.
+        await _recognise(recorder, recording, said)
         on_record = furthest(follow(recording.tree, said, recording.echoes))[0].place
         messages, together = gathered(job.messages, recording.tree, on_record)
         said = RequestMessages(messages, merges, *keys, offered=job.tools, gathered=together)

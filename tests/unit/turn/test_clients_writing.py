@@ -58,8 +58,9 @@ async def test_parallel_calls_each_with_its_result_go_on_from_their_turn(merges,
 
 
 @pytest.mark.parametrize("merges", [True, False])
+@pytest.mark.parametrize("first", ["", "\n\nHello."], ids=["at once", "after a reply without its space"])
 async def test_what_an_older_version_recorded_of_such_calls_is_gone_on_from_by_both(
-    merges: bool, monkeypatch: pytest.MonkeyPatch
+    merges: bool, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It put nothing together: the first request after them was a root, and the next went on from that."""
 
@@ -69,9 +70,18 @@ async def test_what_an_older_version_recorded_of_such_calls_is_gone_on_from_by_b
                 version.setattr(continuation, "gathered", lambda messages, *_: (messages, frozenset()))
             return await trial.asked(*history, tools=TOOLS, merges=merges, recorder=trial.replica())
 
-    trial, history = await looked(), [HI, *goose(GIVEN)]
+    trial, before = Trial(), -1
+    history = [HI]
+    if first:
+        before = await trial.said(first, tools=TOOLS)
+        history += [assistant(first.strip()), ON]
+    made = [(f"call_{before + 1:012x}_{i}", "read", json.dumps(one)) for i, one in enumerate(GIVEN)]
+    reply = assistant("", *made)["tool_calls"]
+    await trial.said("I look.", *(history if before < 0 else [ON]), calls=reply, after=before, tools=TOOLS)
+    for i, call in enumerate(made):
+        history += [assistant("" if i else "I look.", call), tool(call[0], "x")]
     found = await asked(older=True)
-    assert (found.parent, found.fork_reason) == (-1, ForkReason.ASSISTANT_REWRITTEN)
+    assert (found.parent, found.fork_reason) == (before, ForkReason.ASSISTANT_REWRITTEN)
     for turn, older in enumerate([True, False, False, True, False], 1):
         last = await trial.said(f"Done {turn}.", *found.new_messages, after=found.parent, tools=TOOLS)
         history += [assistant(f"Done {turn}."), ON]
