@@ -18,9 +18,10 @@ from openai.types.responses.response_output_item import LocalShellCall
 from pydantic import TypeAdapter
 
 from steno.contracts.chat import ToolCallPiece
+from steno.contracts.records import Timings, Turn
 from steno_proxy.dialects.base import Piece
 from steno_proxy.dialects.responses.client_tools import KINDS
-from steno_proxy.dialects.responses.stored import input_items
+from steno_proxy.dialects.responses.stored import input_items, stored_body
 from steno_proxy.dialects.responses.tools import ClientTool
 from steno_proxy.sessions.messages.normalise import message_digest
 from tests.unit.dialects.test_responses import TURN, USER, F, messages, parse, refused
@@ -176,10 +177,28 @@ def test_items_that_can_not_be_read_are_refused_by_name(item: dict[str, Any], fi
     assert refused([USER, item]).field == field
 
 
+def stored(request: Any, said: dict[str, Any], **kept: Any) -> dict[str, Any]:
+    turn = Turn(turn_id=TURN, tools=request.job.tools, reply=said, timings=Timings(queued=1.0))
+    body = json.loads(stored_body(turn, request.kept | kept, []))
+    Response.model_validate(body)
+    return dict(body)
+
+
 def test_a_stored_response_and_its_items_know_them_again() -> None:
-    kept = parse(tools=[*TOOLS, F]).kept["places"]
-    assert {name: ClientTool(*place).kind for name, place in kept.items()} == {name: name for name in KINDS}
-    assert parse(tools=[{"type": "custom", "name": "c"}]).kept["places"] == {"c": ["", "c", True]}  # as it was
-    places = {name: ClientTool(*place) for name, place in kept.items()}
-    listed = input_items(TURN, [reply("shell", '{"commands":["ls"]}')], places)
-    assert [(item["type"], item["name"]) for item in listed] == [("function_call", "shell")]
+    request, said = parse(tools=[*TOOLS, F, F | {"name": "shell"}]), reply("shell_", '{"commands":["ls"]}')
+    body = stored(request, said)
+    assert [tool["type"] for tool in body["tools"]] == ["shell", "local_shell", "apply_patch", "function", "function"]
+    assert body["output"][0]["type"] == "shell_call"
+    places = {name: ClientTool(*place) for name, place in request.kept.get("places", {}).items()}
+    listed = input_items(TURN, [said], places)
+    assert [(item["type"], item["name"]) for item in listed] == [("function_call", "shell_")]
+
+
+def test_releases_before_and_after_can_tell_a_stored_response_of_them() -> None:
+    """An earlier one makes a place of three fields."""
+    request, said = parse(tools=[*TOOLS, {"type": "custom", "name": "c"}]), reply("shell", '{"commands":["ls"]}')
+    assert request.kept["places"] == {"c": ["", "c", True]}
+    assert request.kept["kinds"] == {"shell": "shell", "local_shell": "local_shell", "apply_patch": "apply_patch"}
+    assert parse(tools=[{"type": "custom", "name": "c"}]).kept == {"stored": True, "places": {"c": ["", "c", True]}}
+    [item] = stored(request, said, kinds={"shell": "of a later release"})["output"]
+    assert (item["type"], item["name"]) == ("function_call", "shell")

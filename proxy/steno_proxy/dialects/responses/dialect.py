@@ -39,7 +39,7 @@ from steno_proxy.dialects.responses.events import ResponsesWriter
 from steno_proxy.dialects.responses.items import read_items
 from steno_proxy.dialects.responses.output import ResponsesRequest, body_of
 from steno_proxy.dialects.responses.schema import COMPACT, COUNT, RESPONSES
-from steno_proxy.dialects.responses.tools import Tools, read_choice, read_tools, tools_in_response
+from steno_proxy.dialects.responses.tools import Tools, read_choice, read_tools, stored_places, tools_in_response
 
 _NO_TOOLS = {"type": "additional_tools", "tools": list[Any]()}
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})\Z")
@@ -346,8 +346,7 @@ def _kept(request: ResponsesRequest, body: _ResponsesBody) -> dict[str, Any]:
         kept["summary"] = request.echo["reasoning"]["summary"]
     if request.sealed:
         kept["sealed"] = True
-    if request.places:
-        kept["places"] = {name: place.stored() for name, place in request.places.items()}
+    kept |= stored_places(request.places)
     for name in ("metadata", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user"):
         if value := getattr(body, name):
             kept[name] = value

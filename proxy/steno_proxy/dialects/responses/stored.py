@@ -23,7 +23,7 @@ from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.parts import Part
 from steno_proxy.dialects.responses.output import Item, ResponsesRequest, body_of, message_item, output_part
 from steno_proxy.dialects.responses.text import free_text
-from steno_proxy.dialects.responses.tools import FUNCTION_DEFAULTS, ClientTool, Tools
+from steno_proxy.dialects.responses.tools import FUNCTION_DEFAULTS, ClientTool, Tools, places_on_record
 
 MOST_ITEMS = 100
 """Of one page, as at OpenAI."""
@@ -32,7 +32,7 @@ _ITEMS = 20
 
 def stored_body(turn: Turn, kept: dict[str, Any], instructions: list[dict[str, Any]]) -> bytes:
     """The body of `GET`. Args: instructions: the messages that the request's instructions were."""
-    places = {name: ClientTool(*place) for name, place in kept.get("places", {}).items()}
+    places = places_on_record(kept)
     request = ResponsesRequest(
         dialect=turn.dialect,
         model=turn.model,

@@ -8,6 +8,7 @@ OpenAI's own servers can run (`web_search`, `tool_search`, …) are dropped and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,10 +45,6 @@ class ClientTool(NamedTuple):
     custom: bool = False
     kind: str = ""
 
-    def stored(self) -> list[Any]:
-        """As it is kept on record. Proxies of an earlier release know no kind."""
-        return list(self if self.kind else self[:3])
-
     def is_same(self, other: ClientTool) -> bool:
         return (self.namespace, self.name, self.kind) == (other.namespace, other.name, other.kind)
 
@@ -83,6 +80,21 @@ class Tools:
 
     def names(self) -> set[str]:
         return {tool["function"]["name"] for tool in self.functions}
+
+
+def stored_places(places: Mapping[str, ClientTool]) -> dict[str, Any]:
+    """As they are kept on record. Kinds have a key of their own, which proxies of earlier releases do not read: those tell such
+    tools as functions, by the model's names."""
+    plain = {name: list(place[:3]) for name, place in places.items() if not place.kind}
+    kinds = {name: place.kind for name, place in places.items() if place.kind}
+    return {key: found for key, found in (("places", plain), ("kinds", kinds)) if found}
+
+
+def places_on_record(kept: Mapping[str, Any]) -> dict[str, ClientTool]:
+    """The places that `stored_places` has kept. A kind that a later release brought is a function."""
+    places = {name: ClientTool(*place) for name, place in kept.get("places", {}).items()}
+    kinds = {name: kind for name, kind in kept.get("kinds", {}).items() if kind in KINDS}
+    return places | {name: ClientTool("", kind, kind=kind) for name, kind in kinds.items()}
 
 
 def tools_in_response(given: list[Any]) -> list[Any]:
