@@ -62,9 +62,9 @@ def reply(name: str, arguments: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-def told(name: str, arguments: str, reason: str = "tool_calls") -> dict[str, Any]:
+def told(name: str, arguments: str, reason: str = "tool_calls", tools: list[Any] = TOOLS) -> dict[str, Any]:
     """The item of a call, the same streamed and in one piece."""
-    request, done = parse(tools=TOOLS), choice(reply(name, arguments), reason)
+    request, done = parse(tools=tools), choice(reply(name, arguments), reason)
     whole = json.loads(RESPONSES.answer(request, HEADER, [done]))
     Response.model_validate(whole)
     cut = len(arguments) // 2
@@ -126,6 +126,15 @@ def test_arguments_that_the_tool_does_not_take_are_told_as_sampled(name: str, ar
     ResponseFunctionToolCall.model_validate(item)
     assert (item["type"], item["name"], item["arguments"]) == ("function_call", name, arguments)
     assert messages(item, tools=TOOLS)[0]["tool_calls"][0]["function"] == {"name": name, "arguments": arguments}
+
+
+def test_such_a_call_is_not_told_as_one_of_the_clients_own_function() -> None:
+    tools = [{"type": "shell"}, F | {"name": "shell"}]
+    assert told("shell_", '{"commands":["ls"]}', tools=tools)["type"] == "shell_call"
+    item = told("shell_", "ls", tools=tools)
+    assert (item["type"], item["name"], item["arguments"]) == ("function_call", "shell_", "ls")
+    assert messages(item, tools=tools)[0]["tool_calls"] == reply("shell_", "ls")["tool_calls"]
+    assert told("shell", "{}", tools=tools)["name"] == "shell"
 
 
 @pytest.mark.parametrize(("item", "text"), [

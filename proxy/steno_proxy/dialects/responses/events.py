@@ -47,7 +47,7 @@ class ResponsesWriter:
         self._texts: list[str] = []  # what the open item has said
         self._tokens: list[TokenLogprob] = []
         self._pending: list[TokenLogprob] = []  # sampled since the last text delta
-        self._place = ClientTool("", "")
+        self._function, self._place = "", ClientTool("", "")
         self._call_id = ""
         self._free: FreeText | None = None
         self._held = True  # a call whose id can't be told yet
@@ -92,7 +92,7 @@ class ResponsesWriter:
                 out.append(self._close())
                 self._open, self._call_id = call.index, call.id
                 self._calls.add(call.index)
-                out.append(self._open_call(self._tools.place(call.name)))
+                out.append(self._open_call(call.name))
             out.append(self._argued(call.arguments))
         return b"".join(out)
 
@@ -148,14 +148,18 @@ class ResponsesWriter:
         added = self._added(message_item(self._id("msg"), [], "in_progress"))
         return added + self._event("response.content_part.added", where | {"part": output_part("", [])})
 
-    def _open_call(self, place: ClientTool) -> bytes:
-        self._place = place
+    def _open_call(self, function: str) -> bytes:
+        self._function = function
+        self._place = place = self._tools.place(function)
         self._free = FreeText() if place.custom else None
         self._held = place.custom or bool(place.kind)
         return b"" if self._held else self._add_call(False)
 
+    def _call(self, index: int, text: str, raw: bool, status: str) -> Item:
+        return call_item(self._turn_id, index, self._call_id, self._place, text, raw, status, self._function)
+
     def _add_call(self, raw: bool) -> bytes:
-        item = call_item(self._turn_id, self._index, self._call_id, self._place, "", raw, "in_progress")
+        item = self._call(self._index, "", raw, "in_progress")
         kind = "custom_tool_call_input" if self._place.custom else "function_call_arguments"
         self._splice_of(f"response.{kind}.delta", {"item_id": item["id"], "output_index": self._index})
         self._held = False
@@ -227,10 +231,10 @@ class ResponsesWriter:
         out, raw = b"", False
         if self._place.kind:
             text, self._texts = "".join(self._texts), []
-            item = call_item(self._turn_id, index, self._call_id, self._place, text, False, status)
+            item = self._call(index, text, False, status)
             if item["type"] != "function_call":
                 return self._added(item | {"status": "in_progress"}), item
-            self._place = ClientTool("", self._place.name)
+            self._place = ClientTool("", self._function)
             out = self._add_call(False) + (self._delta(text) if text else b"")
         if self._free is not None:
             text = self._free.end()
@@ -240,7 +244,7 @@ class ResponsesWriter:
             if text:
                 out += self._delta(text)
         text = "".join(self._texts)
-        item = call_item(self._turn_id, index, self._call_id, self._place, text, raw, status)
+        item = self._call(index, text, raw, status)
         where = {"item_id": item["id"], "output_index": index}
         if self._place.custom:
             return out + self._event("response.custom_tool_call_input.done", where | {"input": text}), item

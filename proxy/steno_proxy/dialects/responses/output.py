@@ -56,10 +56,16 @@ def message_item(item_id: str, parts: list[dict[str, Any]], status: str = "compl
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
-def call_item(turn_id: str, index: int, call_id: str, place: ClientTool, text: str, raw: bool, status: str) -> Item:
-    """text: arguments, or a custom call's input."""
-    if place.kind and (made := KINDS[place.kind].item(turn_id, index, call_id, text, status)) is not None:
-        return made
+def call_item(
+    turn_id: str, index: int, call_id: str, place: ClientTool, text: str, raw: bool, status: str, function: str
+) -> Item:
+    """text: arguments, or a custom call's input. function: what the model calls it, which is its name where the tool does not
+    take the arguments: a function of the client's may have the tool's own name."""
+    if place.kind:
+        made = KINDS[place.kind].item(turn_id, index, call_id, text, status)
+        if made is not None:
+            return made
+        place = ClientTool("", function)
     if place.custom:
         prefix = RAW_CALL if raw else "ctc"
         item = {"id": f"{prefix}_{turn_id}_{index}", "type": "custom_tool_call", "call_id": call_id, "name": place.name}
@@ -85,11 +91,12 @@ def items_of(request: ResponsesRequest, turn_id: str, choice: Choice) -> list[It
         part = output_part(message["content"], choice.tokens)
         items.append(message_item(f"msg_{turn_id}_{len(items)}", [part]))
     for i, call in enumerate(calls, 1):
-        place, text, raw = tools.place(call["function"]["name"]), call["function"]["arguments"], False
+        name, text, raw = call["function"]["name"], call["function"]["arguments"], False
+        place = tools.place(name)
         if place.custom:
             text, raw = free_text(text)
         ended = status if i == len(calls) else "completed"
-        items.append(call_item(turn_id, len(items), call["id"], place, text, raw, ended))
+        items.append(call_item(turn_id, len(items), call["id"], place, text, raw, ended, name))
     if not calls:
         items[-1]["status"] = status
     return items
