@@ -369,7 +369,7 @@ class Rollouts:
     async def _held_back(self, looks: int, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
         """The staleness bound admits no group now. What the groups in hand wait for may be these rollouts' to do."""
         if not self._tasks and self._first.held:  # a later trial would tell whose fault it was, and there can be none
-            if self._first.proven:
+            if self._first.proven or await self._proven_elsewhere():
                 await self._give_up_failed(self._first.let_go(), results)
             else:
                 self._first.stop()
@@ -379,6 +379,15 @@ class Rollouts:
                 observer.held_back(why)
             await self._look_at_others(running, results)
         await asyncio.sleep(self._admission.ask_again_s)  # the proxy is asked: nobody tells
+
+    async def _proven_elsewhere(self) -> bool:
+        """Whether another launcher's trial, or one of an earlier start, has had a turn."""
+        if (await self._client.run(self.options.run_id)).sampled:
+            return True
+        for trial_id in list(self._others):
+            if await self._has_turned(trial_id):
+                return True
+        return False
 
     async def _is_registered(self, identity: str) -> bool:
         try:

@@ -118,6 +118,28 @@ async def test_groups_that_wait_for_a_launcher_that_has_gone_hold_nobody_back_fo
     await lost
 
 
+async def test_one_failure_stops_no_launcher_of_a_run_in_which_others_have_had_turns(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """The first trial that it comes to is the last that may begin, and fails."""
+    run, gate = "elsewhere", asyncio.Event()
+    bound = {"tasks": 2, "groups_per_step": 1, "max_staleness_steps": 0, "stop_after_failures": 5}
+    stuck = Stuck(gate=gate)
+    one = asyncio.create_task(launched(stack, tmp_path / "a", run, stuck, Claims, in_flight=1, **bound))
+    await until(lambda: len(stuck.started) == 1)
+    failing = Stand(exits=lambda trial, attempt: Exit(int(trial.endswith(".1") and "t0" in trial)))
+    two = asyncio.create_task(launched(stack, tmp_path / "b", run, failing, Claims, **bound))
+    await until(lambda: bool(failing.started))
+    await asyncio.sleep(2.0)
+    assert not two.done() or not two.exception(), "it waits for the other's trial"
+    gate.set()
+    async with asyncio.timeout(120):
+        ends = {(each.task_id, each.trial_id[-1], each.end_reason) for each in [*await one, *await two]}
+    assert ends == {
+        ("t0", "0", "completed"), ("t0", "1", "exit_code"), ("t1", "0", "completed"), ("t1", "1", "completed"),
+    }  # fmt: skip
+
+
 async def test_a_lost_attempt_that_still_runs_has_no_way_into_the_recording_of_the_next(
     stack: Stack, tmp_path: Path, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
