@@ -112,7 +112,10 @@ class TokenEngine(Protocol):
         ...
 
     async def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probabilities of token_ids[1:], each given those before it, at temperature 1, by the weights now loaded."""
+        """Log-probabilities of token_ids[1:], each given those before it, at temperature 1, by the weights now loaded.
+
+        A full engine is waited for without an end: whoever calls gives it one.
+        """
         ...
 
     def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:

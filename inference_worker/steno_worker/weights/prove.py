@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from steno.contracts.errors import EngineFailed, WeightsRefused
 from steno.contracts.policy import Probe
+from steno_worker.interfaces import Engine
 
 QUANTILE = 0.9
+
+
+async def score_in_time(engine: Engine, token_ids: list[int], timeout_s: float) -> list[float]:
+    """`Engine.score`. An engine that is full lets the probe wait behind all that agents have asked for.
+
+    Raises: EngineFailed: no answer by then, and whatever `score` raises.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await engine.score(token_ids)
+    except TimeoutError as error:
+        raise EngineFailed(f"probe: the engine did not score it within {timeout_s:g} s; is it full?") from error
 
 
 class LogprobDistance(NamedTuple):

@@ -30,7 +30,7 @@ from steno_worker.interfaces import Engine, StagedUpdate
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.weights.gate import WeightsGate
 from steno_worker.weights.patching import whole_spec
-from steno_worker.weights.prove import check_numbers, compare
+from steno_worker.weights.prove import check_numbers, compare, score_in_time
 from steno_worker.weights.proven_weights import ProvenWeights, base_update
 from steno_worker.weights.shard_files import check_manifest
 from steno_worker.weights.stage import Stager
@@ -236,7 +236,7 @@ class UpdateRunner:
                 return
             self._proved = self._proved or self._engine.cards()[0].policy_version
             if self._good is None:
-                self._good = await self._base(update.spec.probe)
+                self._good = await self._base(update.spec)
             if self.healthy:
                 self.gate.close(update.version)
             loaded = False
@@ -244,7 +244,7 @@ class UpdateRunner:
                 update.pause_s = await self._engine.load_weights(update.staged)
                 loaded = True
                 self.gate.close(update.version)
-                scored = await self._prove(update.spec.probe)
+                scored = await self._prove(update.spec.probe, update.spec.deadline_s)
             except WeightsRefused as error:
                 self._failed(update, error)
                 if loaded:
@@ -270,17 +270,17 @@ class UpdateRunner:
             if not self.healthy:
                 await self._go_back()
 
-    async def _prove(self, probe: Probe | None) -> Probe | None:
+    async def _prove(self, probe: Probe | None, timeout_s: float) -> Probe | None:
         """The log-probabilities that the trainer saw, by the weights now loaded; without a probe, that there are any.
 
-        Returns: the probe as this engine answers it. Raises: WeightsRefused.
+        Returns: the probe as this engine answers it. Raises: WeightsRefused; EngineFailed: also where it does not answer by then.
         """
         if all(card.synthetic for card in self._engine.cards()):
             return None
         if probe is None:
-            check_numbers(await self._engine.score(ANY_IDS))
+            check_numbers(await score_in_time(self._engine, ANY_IDS, timeout_s))
             return None
-        scores = await self._engine.score(probe.token_ids)
+        scores = await score_in_time(self._engine, probe.token_ids, timeout_s)
         distance = compare(probe, scores)
         logger.info(
             "the probe passed: log-probabilities differ by %.4g on average, %.4g at the 90th percentile, %.4g at most",
@@ -288,18 +288,20 @@ class UpdateRunner:
         )
         return probe.model_copy(update={"logprobs": scores})
 
-    async def _base(self, probe: Probe | None) -> ProvenWeights | None:
-        """What the engine was started from, and what it says of the first probe by that. None: it can't be loaded again."""
-        folder = self._engine.checkpoint()
-        staged = base_update(folder, self._engine.cards()[0]) if folder is not None else None
-        if staged is None:
-            return None
-        if probe is not None:
-            try:
-                probe = probe.model_copy(update={"logprobs": await self._engine.score(probe.token_ids)})
-            except StenoError as error:
-                logger.warning("the weights that this worker was started with can't be probed: %s", error.message)
+    async def _base(self, spec: UpdateSpec) -> ProvenWeights | None:
+        """What the engine was started from, and what it says of the first probe by that. None: it can't be loaded again, or does
+        not answer in half the time of the update, whose other half is for the update itself."""
+        try:
+            folder, probe = self._engine.checkpoint(), spec.probe
+            staged = base_update(folder, self._engine.cards()[0]) if folder is not None else None
+            if staged is None:
                 return None
+            if probe is not None:
+                scores = await score_in_time(self._engine, probe.token_ids, spec.deadline_s / 2)
+                probe = probe.model_copy(update={"logprobs": scores})
+        except Exception as error:  # an update is loaded without a way back, too
+            logger.warning("the weights that this worker was started with can't be probed: %r", error)
+            return None
         return ProvenWeights(staged, probe)
 
     async def _go_back(self) -> None:
@@ -315,7 +317,7 @@ class UpdateRunner:
             # Nobody keeps a cache of what is gone back from, whatever was asked of the weights that are loaded again.
             spec = good.staged.spec.model_copy(update={"kv": "recompute"})
             await self._engine.load_weights(replace(good.staged, spec=spec))
-            await self._prove(good.scored)
+            await self._prove(good.scored, spec.deadline_s)
         except StenoError as error:
             logger.error("this worker can't roll back to %s: %s", version, error.message)
             return

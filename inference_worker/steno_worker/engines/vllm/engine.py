@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 FIRST_VERSION = "base/0"
 """Of the weights that were loaded at start: no lineage has trained them yet."""
 
+FULL_S = 0.1
+"""How soon a probe is tried again that a full engine has refused (--max-num-queued-reqs, --max-num-queued-tokens)."""
+
 SHUTDOWN_S = 10.0
 """How long the engine's processes may take to end before they are killed."""
 
@@ -194,9 +197,17 @@ class VllmTokens:
         return pause_s
 
     async def score(self, token_ids: list[int]) -> list[float]:
-        """Raises: BadRequest: ids that the model can't take; EngineFailed."""
+        """Tried again while the engine is full, for as long as the caller waits: nothing is wrong with its weights then.
+
+        Raises: BadRequest: ids that the model can't take; EngineFailed.
+        """
         try:
-            return await score(self._running(), token_ids, self._lora_request)
+            while True:
+                try:
+                    return await score(self._running(), token_ids, self._lora_request)
+                except GracefulHTTPError as error:
+                    logger.debug("the probe is tried again: %s", error)
+                    await asyncio.sleep(FULL_S)
         except VLLMClientError as error:
             raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
         except (EngineDeadError, EngineGenerateError) as error:
