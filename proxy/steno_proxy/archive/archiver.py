@@ -61,9 +61,8 @@ class Archiver:
                 return 0
             if (abandoned := await archive.abandoned()) is not None:
                 await self._take_up(abandoned)
-            for place in await archive.blanks():
-                await self._objects.blank(place)
-                await archive.blanked(place)
+            if not await self._blank():
+                return 0
             return await self._move(now, now - retention_s)
         except ArchiveUnreadable:
             metrics.ARCHIVE_ERRORS.inc()
@@ -125,8 +124,9 @@ class Archiver:
         return committed
 
     async def _take_up(self, name: str) -> None:
-        """An object that a crash left, with nobody knowing what is in it. Its sessions are in Redis, and it goes; unless one of
-        them is not: a Redis that has forgotten the last it was told may have forgotten just that."""
+        """An object that a crash left, with nobody knowing what is in it. Its sessions are in Redis, or deleted, and it goes;
+        unless one of them is neither: a Redis that has forgotten the last it was told may have forgotten just that. Then the
+        others' copies in it are overwritten."""
         archive = self._store.archive
         if await self._objects.there(name):
             data = await self._objects.whole(name)
@@ -140,15 +140,38 @@ class Archiver:
                 lost = [
                     (session, place)
                     for session, place in places
-                    if session.trial_id not in known and not await archive.state(session.trial_id)
+                    if session.trial_id not in known and await archive.status(session.trial_id) is None
                 ]
                 if lost:
+                    named = {place for _, place in lost} | set(known.values())
+                    await archive.to_blank([place for _, place in places if place not in named])
                     await self._known_again(lost)
                 else:
                     await self._objects.remove(name)
         else:
             await self._objects.remove(name)  # what was written of it before it had its name
         await archive.end()
+
+    async def _blank(self) -> bool:
+        """Overwrite what was deleted, each object once. One that can't be rewritten now is left for the next round, and stops
+        nothing else. False: another replica has taken over."""
+        archive = self._store.archive
+        by_object: dict[str, list[ArchivePlace]] = {}
+        for place in await archive.blanks():
+            by_object.setdefault(place.name, []).append(place)
+        for name, places in by_object.items():
+            if not await archive.hold():
+                return False
+            try:
+                await self._objects.blank(name, places)
+            except ArchiveUnreadable as error:
+                metrics.ARCHIVE_ERRORS.inc()
+                log.error("object %s of the archive still has %d deleted sessions: %s", name, len(places), error)
+                if isinstance(error.__cause__, TimeoutError):
+                    break  # and so would the next
+            else:
+                await archive.blanked(places)
+        return True
 
     async def _move(self, now: float, cutoff: float) -> int:
         moved, seen, batch, size, day = 0, set[str](), list[_Ready](), 0, ""

@@ -151,15 +151,22 @@ class ObjectStorage:
 
         await self._change(CALL_S, remove, late=True)
 
-    async def blank(self, place: ArchivePlace) -> None:
-        """A deleted session's bytes become filler, and what is after it stays where it is. Idempotent."""
+    async def blank(self, name: str, places: Sequence[ArchivePlace]) -> None:
+        """The bytes at these places of an object become filler, and what is after them stays where it is. Idempotent."""
 
         def blank() -> None:
-            path = self._object(place.name)
-            if self._fs.exists(path):
-                data = self._fs.cat_file(path)
-                end = place.offset + place.length
-                self._write(path, data[: place.offset] + filler(place.length) + data[end:])
+            path = self._object(name)
+            if not self._fs.exists(path):
+                return
+            before = self._fs.cat_file(path)
+            data = bytearray(before)
+            for place in places:
+                if place.offset + place.length <= len(data):
+                    data[place.offset : place.offset + place.length] = filler(place.length)
+                else:  # the object has been cut: nothing whole is behind it
+                    del data[place.offset :]
+            if data != before:
+                self._write(path, bytes(data))
 
         await self._change(WHOLE_S, blank)
 

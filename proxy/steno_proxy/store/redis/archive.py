@@ -9,6 +9,9 @@
 
 A crash before 4 leaves an object that nothing names: `archiving` says which, and the next round removes it. One after 4
 leaves sessions in both: Redis's is the one that is read, and the next round goes on with 5.
+
+One that is deleted meanwhile has no place: 4 gives none to a session that `dead` has, and who puts it there takes its place away
+(publish.lua). Where a session is archived again, its first copy is overwritten.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from typing import Any
 
 from steno_proxy.store.places import ArchivePlace
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
-from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, side_keys, trial_keys
+from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, DEAD, side_keys, trial_keys
 
 HOLD_S = 120.0
 """For how long a replica archives after it has last said so."""
-_KEYS = [ARCHIVER, ARCHIVING, ARCHIVED, BLANKS]
+_KEYS = [ARCHIVER, ARCHIVING, ARCHIVED, BLANKS, DEAD]
 
 
 class RedisArchive:
@@ -73,8 +76,18 @@ class RedisArchive:
         [found] = await self._link.ask(("SMEMBERS", BLANKS))
         return [ArchivePlace.decode(raw) for raw in found]
 
-    async def blanked(self, place: ArchivePlace) -> None:
-        await self._link.write("SREM", BLANKS, place.encode())
+    async def to_blank(self, places: Sequence[ArchivePlace]) -> None:
+        """Nobody is to find these: they are overwritten in the next round."""
+        if places:
+            await self._link.write("SADD", BLANKS, *(place.encode() for place in places))
+
+    async def blanked(self, places: Sequence[ArchivePlace]) -> None:
+        await self._link.write("SREM", BLANKS, *(place.encode() for place in places))
+
+    async def status(self, trial_id: str) -> str | None:
+        """Of the session in Redis, also of a tombstone (`deleted`); None: there is neither."""
+        [found] = await self._link.ask(("HGET", trial_keys(trial_id).session, "status"))
+        return found.decode() if found is not None else None
 
     async def state(self, trial_id: str) -> str:
         found: bytes = await self._link.run(self._leave, [*trial_keys(trial_id), *side_keys(trial_id)], [""])

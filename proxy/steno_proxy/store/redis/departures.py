@@ -60,7 +60,11 @@ class RedisDepartures:
                 await self._accounts.settle(trial_id, now)
             await self._index.withdraw(members[trial_id])
             if reply[0] == MISSING:
-                refuse(trial_id, MISSING)
+                place = (await self._archive.places([trial_id])).get(trial_id)
+                if place is None:
+                    refuse(trial_id, MISSING)
+                else:  # it has left meanwhile
+                    await self._delete_archived(trial_id, place, now=now, tombstone_s=tombstone_s)
 
     async def _delete_archived(self, trial_id: str, place: ArchivePlace, *, now: float, tombstone_s: float) -> None:
         """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""
@@ -92,8 +96,10 @@ class RedisDepartures:
         return state
 
     async def left(self, trial_id: str, group_id: str | None, state: str) -> bool:
-        """The session's place is known: it leaves Redis. False: it has changed since `prepare`, and stays."""
+        """The session's place is known: it leaves Redis. False: it has changed since `prepare`, and stays, or was deleted."""
         if not await self._archive.leave(trial_id, state):
+            if await self._archive.status(trial_id) == "deleted":
+                await self._archive.forget(trial_id)
             return False
         await self._index.settle(trial_id, at=self._clock())
         if group_id is not None and not await self._index.any_here(group_id):

@@ -193,6 +193,10 @@ class RedisIndex:
         for key in keys:
             await self._link.call(client.zadd(key, trial, nx=True))
         await self._link.call(client.hsetnx(FACETS, session.trial_id, facets_of(session).line()))
+        if await self._link.call(client.zscore(DEAD, session.trial_id)) is not None:  # deleted meanwhile
+            for key in keys:
+                await self._link.call(client.zrem(key, session.trial_id))
+            await self._link.call(client.hdel(FACETS, session.trial_id))
 
     async def likely(self, places: Sequence[ListPosition], wanted: SessionFilter) -> list[int]:
         """Which of these places may be of sessions that are wanted: their numbers. What has no facets may be, as releases before

@@ -26,7 +26,8 @@
     steno:{:index}:timed         zset    none                 publish: open trial -> when the sweep looks at it next; due
     steno:{:index}:facets        hash    none                 publish: trial -> what it is found by (facets.py); goes with `all`
     steno:{:index}:archived      hash    none                 archive.lua: trial that has left Redis -> its place in the archive
-    steno:{:index}:blanks        set     none                 archive.lua: places of deleted sessions, until they are overwritten
+    steno:{:index}:blanks        set     none                 archive.lua, publish: places of deleted sessions and of second
+                                                              copies, until they are overwritten
     steno:{:index}:archiver      string  120 s                archive.lua: which replica archives
     steno:{:index}:archiving     string  none                 archive.lua: the object that it writes, until its sessions are known
     steno:{:index}:dead          zset    none                 publish: trial -> when its tombstone expires; trimmed by sweep
@@ -131,7 +132,7 @@ def side_keys(trial_id: str) -> list[str]:
 def index_keys(group_id: str | None) -> list[str]:
     """The keys of publish.lua, in its order."""
     group = PENDING if group_id is None else group_index_key(group_id)
-    return [PENDING, ALL, *map(status_key, STATUSES), ENDED, DEAD, group, TIMED, ARCHIVED, FACETS]
+    return [PENDING, ALL, *map(status_key, STATUSES), ENDED, DEAD, group, TIMED, ARCHIVED, FACETS, BLANKS]
 
 
 def status_key(status: str) -> str:

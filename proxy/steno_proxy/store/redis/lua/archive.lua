@@ -1,6 +1,6 @@
 -- Which sessions are in the archive, and who moves them there: one replica at a time. All on the index's slot.
 --
--- KEYS  1 archiver  2 archiving  3 archived  4 blanks
+-- KEYS  1 archiver  2 archiving  3 archived  4 blanks  5 dead
 -- ARGV  1 operation  2 token of who asks  3… its own
 -- Returns  1; 0: somebody else archives (hold, begin, commit), or there was no such session (forget).
 local op, token = ARGV[1], ARGV[2]
@@ -22,7 +22,17 @@ elseif op == 'begin' then  -- 3 object that will be written
 elseif op == 'end' then
   redis.call('DEL', KEYS[2])
 elseif op == 'commit' then  -- 3… trial, place: their object is there, whole
-  for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+  for i = 3, #ARGV, 2 do
+    local trial, place = ARGV[i], ARGV[i + 1]
+    if redis.call('ZSCORE', KEYS[5], trial) then  -- deleted meanwhile
+      redis.call('SADD', KEYS[4], place)
+    else
+      local before = redis.call('HGET', KEYS[3], trial)
+      if before and before ~= place then redis.call('SADD', KEYS[4], before) end
+      redis.call('SREM', KEYS[4], place)  -- an archive that is listed twice names it again
+      redis.call('HSET', KEYS[3], trial, place)
+    end
+  end
   redis.call('DEL', KEYS[2])
 end
 return 1

@@ -2,7 +2,7 @@
 -- read earlier never undoes what was read later, since a session only goes from open to ended to deleted.
 --
 -- KEYS  1 pending  2 all  3 open  4 completed  5 aborted  6 ended  7 dead  8 the group's (pending again if it has none)  9 timed
---       10 archived  11 facets
+--       10 archived  11 facets  12 blanks
 -- ARGV  1 trial_id  2 member of pending that this settles, "" for none
 --       3 status: open | completed | aborted | deleted | missing (which one that is in the archive is not: lists keep it)
 --       4 created at (missing: when it was looked for)  5 ended at, "" if it is not  6 now
@@ -45,7 +45,14 @@ if not outdated() then
   if gone then
     redis.call('HDEL', KEYS[11], trial)
     if grouped then redis.call('ZREM', KEYS[8], trial) end
-    if status == 'deleted' then redis.call('ZADD', KEYS[7], ARGV[7], trial) end
+    if status == 'deleted' then
+      redis.call('ZADD', KEYS[7], ARGV[7], trial)
+      local place = redis.call('HGET', KEYS[10], trial)
+      if place then  -- it was on its way to the archive
+        redis.call('HDEL', KEYS[10], trial)
+        redis.call('SADD', KEYS[12], place)
+      end
+    end
   else
     redis.call('ZADD', KEYS[2], ARGV[4], trial)
     redis.call('ZADD', KEYS[({open = 3, completed = 4, aborted = 5})[status]], ARGV[4], trial)
