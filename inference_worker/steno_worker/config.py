@@ -5,6 +5,7 @@ How the values are found (command line, environment `STENO_WORKER_*`, file) is `
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import socket
@@ -104,13 +105,21 @@ class WorkerSettings(Settings):
         """A file may give {max_num_seqs: 64, enforce_eager: true} instead of words."""
         if not isinstance(given, Mapping):
             return given
-        words: list[str] = []
-        for name, value in given.items():
-            flag = str(name).replace("_", "-")
-            words += (
-                [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-            )
-        return words
+        return [word for name, value in given.items() for word in _words(str(name).replace("_", "-"), value)]
+
+
+def _words(flag: str, value: Any) -> list[str]:
+    """One engine argument on a command line, where objects are JSON and a list is one word after the other."""
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", *map(_word, value if isinstance(value, list) else [value])]
+
+
+def _word(value: Any) -> str:
+    is_json = value is None or isinstance(value, bool | list | Mapping)
+    return json.dumps(value, default=str) if is_json else str(value)
 
 
 def dial_url(proxy: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from steno.contracts.errors import ConfigError
@@ -31,6 +33,22 @@ def test_engine_arguments_may_be_words_or_a_mapping() -> None:
     mapping = {"max_num_seqs": 4, "enforce_eager": True, "enable_prefix_caching": False}
     words = ["--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"]
     assert WorkerSettings(engine_args=mapping).engine_args == words  # type: ignore[arg-type]
+
+
+def test_lists_objects_and_null_in_a_mapping_are_what_a_command_line_says_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text(
+        "engine_args:\n"
+        "  hf_overrides: {rope_parameters: {rope_type: yarn, factor: 4.0}, use_cache: true}\n"
+        "  lora_target_modules: [q_proj, v_proj]\n"
+        "  limits: [{image: 2}, 1, null]\n"
+        "  gpu_memory_utilization: 0.9\n"
+        "  quantization: null\n"
+    )
+    assert WorkerSettings.load({}, file).engine_args == [
+        "--hf-overrides", '{"rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "use_cache": true}',
+        "--lora-target-modules", "q_proj", "v_proj", "--limits", '{"image": 2}', "1", "null", "--gpu-memory-utilization", "0.9",
+    ]  # fmt: skip
 
 
 def test_each_worker_without_a_name_gets_its_own() -> None:
