@@ -123,9 +123,10 @@ def test_allowed_tools_leaves_only_those() -> None:
         ({"tools": [{"type": "custom"}]}, "tools.0.type"),
         ({"tools": [TOOL, {"type": "custom", "custom": {"name": "c"}}]}, "tools.1.type"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [TOOL, {"type": "computer_use_preview", "display_width": 9}]}, "tools.1.type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
         ({"messages": [USER, {"role": "system", "tools": [{"function": {}}]}]}, "messages.1.tools.0.function"),
-        ({"messages": [USER, {"role": "system", "tools": "all"}]}, "messages.1.tools"),
+        ({"messages": [USER, {"role": "system", "tools": [{"type": "computer"}, TOOL]}]}, "messages.1.tools.0.type"),
         ({"messages": [USER, {"role": "system", "tools": [{"type": "file_search"}]}]}, "messages.1.tools.0.type"),
         ({"messages": [{"role": "system", "tools": [TOOL]}]}, "messages"),
         ({"tool_choice": "maybe"}, "tool_choice"),
@@ -162,6 +163,12 @@ def test_tools_of_a_system_message_come_after_the_requests_own() -> None:
     said = parse(messages=[USER, brings | {"content": "more"}]).job
     assert said.messages[1] == {"role": "system", "content": "more"} and len(said.tools) == 2
     assert not parse(messages=[USER | {"tools": "mine"}]).job.tools  # of other roles it is an unknown field
+
+
+@pytest.mark.parametrize("other", ["all", ["read"], [TOOL, "read"], {"a": 1}, {"function": TOOL}, [{"name": "f"}], 3])
+def test_tools_of_a_system_message_in_another_shape_are_an_unknown_field(other: Any) -> None:
+    job = parse(messages=[USER, {"role": "system", "content": "s", "tools": other}], tools=[TOOL]).job
+    assert job.messages == [USER, {"role": "system", "content": "s"}] and job.tools == [TOOL]
 
 
 @pytest.mark.parametrize(

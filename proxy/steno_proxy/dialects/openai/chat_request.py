@@ -16,7 +16,7 @@ from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Job, Mes
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.openai import common
-from steno_proxy.dialects.openai.chat_tools import ChatTools, ToolBody, tool_choice_of
+from steno_proxy.dialects.openai.chat_tools import ChatTools, ToolBody, are_tools, tool_choice_of
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, thought_of
@@ -102,7 +102,7 @@ def canonical(body: ChatBody) -> CanonicalRequest:
 
 def _only_tools(i: int, given: _Message, tools: ChatTools) -> bool:
     """Takes the tools that a system message brings. Returns: whether it says nothing else. Of other roles they are unknown."""
-    if not given.tools or given.role not in ("system", "developer"):
+    if not given.tools or given.role not in ("system", "developer") or not are_tools(given.tools):
         return False
     tools.add(f"messages.{i}.tools", given.tools)
     return not given.content

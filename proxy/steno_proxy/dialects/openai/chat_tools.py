@@ -1,8 +1,8 @@
 """OpenAI Chat Completions, tools: those that a model is offered, and how it is to choose among them.
 
 Tools that a provider runs are left out and named in `SeenParts.dropped`; a request that has no others is refused. Tools of free
-text (`custom`) are refused: chat's calls of them have a shape of their own. A system message may bring tools (Kimi): they come
-after the request's own, as what is offered stands at the beginning of a prompt.
+text (`custom`) are refused: chat's calls of them have a shape of their own. So are those that the client runs by screenshots. A
+system message may bring tools (Kimi): they come after the request's own, as what is offered stands at the beginning of a prompt.
 """
 
 from __future__ import annotations
@@ -17,6 +17,18 @@ from steno_proxy.dialects.base import check_wire, dotted
 from steno_proxy.dialects.parts import SeenParts
 from steno_proxy.dialects.refusals import must_be, nobody_runs
 
+COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
+"""Tools that the client runs by screenshots, and that are not offered here."""
+
+
+def not_by_screenshots(path: str, kind: str) -> BadRequest:
+    """The error for a tool of COMPUTERS."""
+    return BadRequest(
+        f"{path}.type: got {kind!r}: the client runs it by screenshots, which no model here was taught. Offer what it does as"
+        " function tools",
+        field=f"{path}.type",
+    )
+
 
 class _ToolFunction(msgspec.Struct):
     name: str
@@ -28,6 +40,13 @@ class _ToolFunction(msgspec.Struct):
 class ToolBody(msgspec.Struct):
     type: str = "function"
     function: _ToolFunction | None = None
+
+
+def are_tools(given: Any) -> bool:
+    """Whether a message's `tools` are tools. No provider but Kimi's knows the field, so in another shape it is an unknown one."""
+    return isinstance(given, list) and all(
+        isinstance(one, dict) and ("type" in one or "function" in one) for one in given
+    )
 
 
 class ChatTools:
@@ -44,7 +63,7 @@ class ChatTools:
         self._places = {tool["function"]["name"]: place for place, tool in enumerate(self.offered)}
 
     def add(self, path: str, given: Any) -> None:
-        """Those of a message; one of a name that is known takes its place. Raises: BadRequest naming the field."""
+        """Those of a message (`are_tools`); one of a name that is known takes its place. Raises: BadRequest naming the field."""
         try:
             tools = msgspec.convert(given, list[ToolBody])
         except msgspec.ValidationError as error:
@@ -70,6 +89,8 @@ class ChatTools:
                 " which takes custom tools",
                 field=f"{path}.type",
             )
+        if given.type in COMPUTERS:
+            raise not_by_screenshots(path, given.type)
         if given.type != "function":
             self._first_dropped = self._first_dropped if self._first_dropped[0] else (f"{path}.type", given.type)
             self._seen.dropped.append(given.type)

@@ -22,12 +22,11 @@ import msgspec
 from steno.contracts.chat import Tool
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.bounds import integral
+from steno_proxy.dialects.openai.chat_tools import COMPUTERS, not_by_screenshots
 from steno_proxy.dialects.refusals import must_be
 
 Json = dict[str, Any]
 ARGUMENTS = "arguments"
-COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
-"""Tools that the client runs, too, by screenshots, and that are not offered here."""
 _COMPUTER_CALLS = frozenset({"computer_call", "computer_call_output"})
 _RESULTS = ("stdout", "stderr", "outcome")
 """Of one command's output."""
@@ -188,11 +187,7 @@ def kind_of(path: str, tool: Json) -> ClientKind | None:
     """None: the provider runs it, or it is none of these. Raises: BadRequest: the client runs it, and it can't be offered."""
     name = tool["type"]
     if name in COMPUTERS:
-        raise BadRequest(
-            f"{path}.type: got {name!r}: the client runs it by screenshots, which no model here was taught. Offer what it does as"
-            " function tools",
-            field=f"{path}.type",
-        )
+        raise not_by_screenshots(path, name)
     return None if is_hosted(tool) else KINDS.get(name)
 
 
