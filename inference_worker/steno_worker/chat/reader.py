@@ -2,8 +2,8 @@
 
 A text that reaches a stop string ends there; the ids up to and including the token that completed it are on record, later ones
 of the same step are not, and nobody was given them. `parallel_tool_calls: false` without a grammar stops the same way, after the
-token that closes the first call, with `Finish.stop` = "parallel_tool_calls"; where the parser does not say when a call is closed,
-it is left to the engine.
+token that closes the first call, with `Finish.stop` = "parallel_tool_calls". Parsers of vLLM's do not say when a call is closed:
+there it is the token by which they see a second one, of which nothing is shown.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """What new prompts may share of vLLM's cache, while weights come, are gone back from and come again (I10).
 
-vLLM is not installed here: around `engine.py` all modules are empty, and fakes answer what it asks. With the real one it is in
+vLLM is not installed here: fakes answer what `engine.py` asks. With the real one it is in
 tests/integration/vllm/test_updates.py.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,50 +18,13 @@ from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import WeightsRefused
 from steno_worker.interfaces import StagedUpdate
 from tests.support.shards import manifest_of, spec, two_shards
-
-ENGINE = "steno_worker.engines.vllm.engine"
-
-
-class _Empty(ModuleType):
-    """A module that has a class of every name that is imported from it."""
-
-    __path__: list[str] = []  # noqa: RUF012 (a package)
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, type(name, (Exception,), {}))
-        return getattr(self, name)
-
-
-class _AllButTheEngine(MetaPathFinder, Loader):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        beside = name.startswith("steno_worker.engines.vllm.") and name != ENGINE
-        return ModuleSpec(name, self, is_package=True) if beside or name.partition(".")[0] == "vllm" else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Empty(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-def _taken_out() -> dict[str, ModuleType]:
-    """What is imported of vLLM, and of our engine on it."""
-    names = [name for name in sys.modules if name.partition(".")[0] == "vllm" or "steno_worker.engines.vllm" in name]
-    return {name: sys.modules.pop(name) for name in names}
+from tests.unit.engines.no_vllm import without_vllm
 
 
 @pytest.fixture
 def engine_module() -> Iterator[Any]:
-    before, finder = _taken_out(), _AllButTheEngine()
-    sys.meta_path.insert(0, finder)
-    try:
-        yield importlib.import_module(ENGINE)
-    finally:
-        sys.meta_path.remove(finder)
-        _taken_out()
-        sys.modules.update(before)
+    with without_vllm("steno_worker.engines.vllm.engine") as module:
+        yield module
 
 
 class Weights:

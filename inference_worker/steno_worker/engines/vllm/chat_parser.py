@@ -54,18 +54,25 @@ class VllmParser:
 
     It is given the ids of the generation prompt only: thinking that is kept from earlier turns makes several parsers
     believe that reasoning has ended.
+
+    With `parallel_tool_calls: false` nothing is told of a second call, nor of what follows its beginning.
+
+    Attributes: closed_calls: how many calls are complete. These parsers say of none that it is: the next one's beginning does.
     """
 
     def __init__(self, parser: Parser, request: ChatCompletionRequest, generation_prompt_ids: list[int]) -> None:
         self._parser = parser
         self._request = request
         self._prompt_ids = generation_prompt_ids
+        self.closed_calls = 0
+        self._first: int | None = None  # the index of the call that began first
         parser.set_prompt_token_ids(generation_prompt_ids)
 
     def feed(self, text: str, ids: Sequence[int], *, final: bool = False) -> ParsedText:
         delta = self._parser.parse_delta(text, list(ids), self._request, self._prompt_ids, finished=final)
         if delta is None:
             return ParsedText()
+        was_over = self.closed_calls > 0 and self._request.parallel_tool_calls is False
         pieces = [
             ToolCallPiece(
                 call.index,
@@ -75,6 +82,13 @@ class VllmParser:
             )
             for call in delta.tool_calls
         ]
+        for piece in pieces:
+            self._first = piece.index if self._first is None else self._first
+            self.closed_calls = max(self.closed_calls, piece.index - self._first)
+        if self._request.parallel_tool_calls is False:
+            pieces = [piece for piece in pieces if piece.index == self._first]
+        if was_over:
+            return ParsedText(tool_calls=pieces)
         return ParsedText(delta.content or "", delta.reasoning or "", pieces)
 
 
