@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import signal
 import threading
 import uuid
@@ -218,7 +219,14 @@ def main(settings: WorkerSettings) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
     )
+    signal.signal(signal.SIGTERM, _end_at_once)
     return uvloop.run(run(settings))
+
+
+def _end_at_once(*_: object) -> None:
+    """For SIGTERM until there is something to end in order: a model that loads may hold up the event loop for minutes. In a
+    container this is process 1, which the system ends by no signal that it has no handler for."""
+    os._exit(STOPPED)
 
 
 @contextlib.contextmanager
