@@ -23,6 +23,7 @@ from steno_proxy.dialects.base import Piece
 from steno_proxy.dialects.responses.client_tools import KINDS
 from steno_proxy.dialects.responses.stored import input_items, stored_body
 from steno_proxy.dialects.responses.tools import ClientTool
+from steno_proxy.sessions.messages.echoes import Echo, EchoedAs, echo_of
 from steno_proxy.sessions.messages.normalise import message_digest
 from tests.unit.dialects.test_responses import TURN, USER, F, messages, parse, refused
 from tests.unit.dialects.test_responses_events import EVENT, HEADER, RESPONSES, choice, stream
@@ -50,6 +51,13 @@ MADE = [
         "type": "update_file", "path": "a", "diff": "@@\n-a\n+b"}),
     ("apply_patch", '{"type":"delete_file","path":"a","diff":""}', {"type": "delete_file", "path": "a"}),
 ]  # fmt: skip
+SPELLED = [
+    ("local_shell", '{"command":"ls"}'), ("local_shell", '{"command":["ls"],"env":{}}'),
+    ("local_shell", '{"command":["ls"],"env":{"A":1}}'), ("local_shell", '{"command":["ls"],"timeout_ms":0}'),
+    ("local_shell", '{"command":["ls"],"timeout_ms":"1000"}'), ("shell", '{"commands":"ls","timeout_ms":5}'),
+    ("shell", '{"commands":["ls"],"why":"to see"}'), ("apply_patch", '{"type":"delete_file","path":"a","diff":""}'),
+]  # fmt: skip
+"""Arguments that an item says in other words."""
 UNFIT = [
     ("shell", "ls"), ("shell", '{"commands": []}'), ("shell", '{"commands": [1]}'), ("shell", '{"commands": ["l'),
     ("local_shell", "[]"), ("local_shell", '{"cmd": "ls"}'), ("apply_patch", '{"type":"move","path":"a"}'),
@@ -118,6 +126,26 @@ def test_a_call_is_an_item_of_its_own_and_stands_for_what_was_sampled(name: str,
     [message] = messages(echoed, tools=TOOLS)
     assert message_digest(message) == message_digest(reply(name, arguments))
     assert message["tool_calls"][0]["id"] == f"call_{TURN}_0"
+
+
+@pytest.mark.parametrize(("name", "arguments"), SPELLED)
+def test_a_call_of_which_only_the_item_comes_back_is_that_call(name: str, arguments: str) -> None:
+    """Codex's local_shell has no field for what was sampled, and says null of what it has not."""
+    item, sampled, member = told(name, arguments), reply(name, arguments), KINDS[name].member
+    offered = parse(tools=TOOLS).job.tools
+    del item["arguments"]
+    item[member] |= {key: None for key in ("timeout_ms", "working_directory", "user") if key not in item[member]}
+
+    def echo(given: dict[str, Any], tools: Any = offered) -> Echo | None:
+        return echo_of(messages(given, tools=TOOLS)[0], sampled, TURN, partial=False, tools=tools)
+
+    found = echo(item)
+    assert found is not None and (found.how, found.reply) == (EchoedAs.CALL_IDS, sampled)
+    other = {"command": ["pwd"], "commands": ["pwd"], "path": "b"}
+    assert echo(item | {member: {key: other.get(key, value) for key, value in item[member].items()}}) is None
+    assert name == "apply_patch" or echo(item | {member: item[member] | {"timeout_ms": 7}}) is None
+    own = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
+    assert echo(item, own) is None, "a function of the client's that has its name"
 
 
 @pytest.mark.parametrize(("name", "arguments"), UNFIT)

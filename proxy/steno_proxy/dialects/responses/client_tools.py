@@ -5,23 +5,21 @@ the function's arguments become that object and come back from it.
 
 Where arguments are not what the tool takes, the call is told as a `function_call` with the arguments as sampled: its client must
 not run what nobody said. Where only their spelling differs (one command that is no list, an option of the wrong type), the item
-holds what can be run, and the arguments as sampled beside it under ARGUMENTS, which the Agents SDK sends back.
-
-Schemas follow OpenAI's public description of each, the words are our own.
+holds what can be run, and the arguments as sampled beside it under ARGUMENTS, which the Agents SDK sends back. Of clients that do
+not, `sessions` tells such a call by what is run of it, as `steno/contracts/client_functions.py` says, which has the schemas.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from steno.contracts.chat import Tool
+from steno.contracts.client_functions import APPLY_PATCH, LOCAL_SHELL, SHELL, ClientFunction
 from steno.contracts.errors import BadRequest
-from steno_proxy.dialects.bounds import integral
 from steno_proxy.dialects.openai.chat_tools import COMPUTERS, not_by_screenshots
 from steno_proxy.dialects.refusals import must_be
 
@@ -31,72 +29,18 @@ _COMPUTER_CALLS = frozenset({"computer_call", "computer_call_output"})
 _RESULTS = ("stdout", "stderr", "outcome")
 """Of one command's output."""
 _LOCAL = {"type": "local"}
-_OPERATIONS = ("create_file", "update_file", "delete_file")
-
-
-def _text(description: str) -> Json:
-    return {"type": "string", "description": description}
-
-
-def _number(description: str) -> Json:
-    return {"type": "integer", "description": description}
-
-
-def _texts(description: str) -> Json:
-    return {"type": "array", "items": {"type": "string"}, "minItems": 1, "description": description}
-
-
-def _shell_action(given: Json) -> Json | None:
-    commands = given.get("commands")
-    commands = [commands] if isinstance(commands, str) else commands
-    if not _are_texts(commands):
-        return None
-    return {"commands": commands} | _numbers(given, "timeout_ms", "max_output_length")
-
-
-def _local_shell_action(given: Json) -> Json | None:
-    command = given.get("command")
-    command = ["bash", "-lc", command] if isinstance(command, str) else command
-    if not _are_texts(command):
-        return None
-    env = given.get("env")
-    holds = isinstance(env, dict) and all(isinstance(value, str) for value in env.values())
-    action: Json = {"type": "exec", "command": command, "env": env if holds else {}} | _numbers(given, "timeout_ms")
-    if isinstance(given.get("working_directory"), str):
-        action["working_directory"] = given["working_directory"]
-    return action
-
-
-def _operation(given: Json) -> Json | None:
-    kind, path, diff = given.get("type"), given.get("path"), given.get("diff")
-    if kind not in _OPERATIONS or not isinstance(path, str) or not path:
-        return None
-    if kind == "delete_file":
-        return {"type": kind, "path": path}
-    return {"type": kind, "path": path, "diff": diff} if isinstance(diff, str) and diff else None
-
-
-def _are_texts(given: Any) -> bool:
-    return isinstance(given, list) and bool(given) and all(isinstance(one, str) for one in given)
-
-
-def _numbers(given: Json, *names: str) -> Json:
-    found = {name: integral(given.get(name)) for name in names}
-    return {name: n for name, n in found.items() if isinstance(n, int) and not isinstance(n, bool) and n > 0}
 
 
 @dataclass(frozen=True)
 class ClientKind:
     """One such tool. name: its type, and the function's name. prefix: of its items' ids. member: of an item, what was called.
-    made: that from arguments; None: they are not what the tool takes. plain: what of a member the arguments need not say."""
+    function: what a model is offered, and what the member is made of. plain: what of a member the arguments need not say."""
 
     name: str
     prefix: str
     member: str
     description: str
-    properties: Json
-    required: list[str]
-    made: Callable[[Json], Json | None]
+    function: ClientFunction
     plain: Json
 
     @property
@@ -105,14 +49,13 @@ class ClientKind:
 
     def tool(self, name: str) -> Tool:
         """The function. Args: name: of it, where another tool has this one's."""
-        schema = {"type": "object", "properties": self.properties, "required": self.required}
-        function = {"name": name, "description": self.description, "parameters": schema}
+        function = {"name": name, "description": self.description, "parameters": dict(self.function.schema)}
         return {"type": "function", "function": function}
 
     def item(self, turn_id: str, index: int, call_id: str, arguments: str, status: str) -> Json | None:
         """The item of a call; None: its arguments are not what the tool takes."""
         given = _object(arguments)
-        made = self.made(given) if given is not None else None
+        made = self.function.run(given) if given is not None else None
         if made is None:
             return None
         item: Json = {
@@ -146,23 +89,12 @@ KINDS = {
         ClientKind(
             "shell", "sh", "action",
             "Run shell commands, each by itself and in their order, and get what each wrote and how it ended.",
-            {
-                "commands": _texts("The commands to run."),
-                "timeout_ms": _number("Milliseconds after which a command is ended."),
-                "max_output_length": _number("The most characters of output to be shown."),
-            },
-            ["commands"], _shell_action, {},
+            SHELL, {},
         ),
         ClientKind(
             "local_shell", "lsh", "action",
             "Run one command, and get what it wrote.",
-            {
-                "command": _texts('The program and its arguments, such as ["bash", "-lc", "ls"].'),
-                "working_directory": _text("Where to run it."),
-                "env": {"type": "object", "additionalProperties": {"type": "string"}, "description": "Variables to set."},
-                "timeout_ms": _number("Milliseconds after which it is ended."),
-            },
-            ["command"], _local_shell_action, {"type": "exec", "env": {}},
+            LOCAL_SHELL, {"type": "exec", "env": {}},
         ),
         ClientKind(
             "apply_patch", "apc", "operation",
@@ -170,12 +102,7 @@ KINDS = {
             "for each place: a line @@, and after it, if that helps to find the place, a space and a line of the file above it; "
             "then lines of the file around the change as they are, each after a space, lines to remove after -, and new ones "
             "after +. No line numbers, no headers of files.",
-            {
-                "type": {"type": "string", "enum": list(_OPERATIONS)},
-                "path": _text("The file."),
-                "diff": _text("For create_file and update_file."),
-            },
-            ["type", "path"], _operation, {},
+            APPLY_PATCH, {},
         ),
     )
 }  # fmt: skip

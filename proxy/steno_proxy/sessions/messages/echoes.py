@@ -6,8 +6,9 @@
                 and each has the id that this very reply's call was given (`call_ids.py`). A call may differ if it was given
                 another name (OpenCode makes a call that it can't run one of its tool `invalid`), if the recorded
                 arguments are no JSON object, which clients can't hold and so repair, wrap or empty, if it is all that the
-                client of a tool of free text was given of them, or if it is what parsing by the tool's schema makes of them
-                (`parsed.py`: Roo Code, Vercel's AI SDK). Text around the calls may have been put together with a line end at
+                client of a tool of free text was given of them, if it is what parsing by the tool's schema makes of them
+                (`parsed.py`: Roo Code, Vercel's AI SDK), or if their tool is one that OpenAI defines and the same is run of both
+                (`client_functions.py`: Codex's local_shell). Text around the calls may have been put together with a line end at
                 each call, since the record does not say where they stood in it (Grok Build)
     CALLS       the calls of a reply, as they are and under their ids, without the text that stood beside them (CrewAI)
     SPLIT       a reply in several neighbours that say it together, where neighbours are messages of their own (`reading.py`). Any
@@ -30,6 +31,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steno.contracts.chat import Message, Tool
+from steno.contracts.client_functions import runs_the_same
 from steno_proxy.sessions.messages.call_ids import parse_call_id
 from steno_proxy.sessions.messages.cuts import is_beginning, same_calls, text_of
 from steno_proxy.sessions.messages.normalise import message_digest
@@ -195,7 +197,8 @@ def _may_stand_for(call: dict[str, Any], sampled: dict[str, Any], schemas: Mappi
     if same_calls([call], [sampled]) or _is_its_text(call, given, arguments):
         return True
     said = _object(call["function"]["arguments"])
-    return said is not None and is_as_parsed(said, given, schemas.get(name))
+    schema = schemas.get(name)
+    return said is not None and (is_as_parsed(said, given, schema) or runs_the_same(said, given, schema))
 
 
 def _is_its_text(call: dict[str, Any], given: dict[str, Any], arguments: str) -> bool:
