@@ -12,6 +12,10 @@ import { TokenView } from "./tokens.js";
 import { UnderWay } from "./under_way.js";
 
 const LOOK_MS = 1000;
+const LATER_MS = 5000;
+// After the end of a session: for as long a reward is waited for, and what else was still on its way.
+const REWARD_S = 600;
+const SETTLED_S = 30;
 const TABS = [["conversation", "Conversation"], ["tokens", "Tokens"], ["timeline", "Timeline"], ["record", "Record"]];
 
 export async function sessionView(main, [trial], query, signal, state) {
@@ -43,7 +47,7 @@ class SessionPage {
     const wanted = new URLSearchParams(location.hash.split("?")[1] ?? "").get("turn");
     await turnsFrom(this.session.trial_id, 0, (items) => this.recording.take(items), this.signal);
     this.choose(wanted && this.recording.get(wanted) ? wanted : this.recording.mainLeaf?.turn_id ?? null, Boolean(wanted));
-    if (this.live && this.session.status === "open") this.follow();
+    if (this.live && this.goesOn()) this.follow();
   }
 
   // A turn: its path is shown, down to the newest leaf below it.
@@ -125,7 +129,13 @@ class SessionPage {
       notes(session.notes));
   }
 
-  // Looks while the session is open and somebody sees the page.
+  // Whether something may come yet: turns, the reward of a trial that has ended, the turn of an answer that its end cut off.
+  goesOn() {
+    const { status, reward: given, ended_at: ended } = this.session;
+    return status === "open" || Date.now() / 1000 - ended < (given === null ? REWARD_S : SETTLED_S);
+  }
+
+  // Looks while somebody sees the page: often while the session is open, and now and then after its end.
   follow() {
     this.underWay.follow(() => this.session.status === "open");
     const look = async () => {
@@ -135,20 +145,21 @@ class SessionPage {
       } catch (error) {
         if (error.name === "AbortError" || error.status === 410) return;
       }
-      if (this.session.status === "open" && !this.signal.aborted) setTimeout(look, LOOK_MS);
+      if (this.goesOn() && !this.signal.aborted) setTimeout(look, this.session.status === "open" ? LOOK_MS : LATER_MS);
     };
     setTimeout(look, LOOK_MS);
   }
 
   async look() {
     const now = await get(trialPath(this.session.trial_id), {}, this.signal);
-    if (now.updated_at === this.session.updated_at && now.status === this.session.status && now.counts.turns === this.recording.turns.length) return;
     const known = this.recording.turns.length;
     const unfinished = this.recording.turns.findIndex((turn) => turn.finish_reason === OPEN);
-    this.session = now;
-    this.drawHead();
+    const same = now.updated_at === this.session.updated_at && now.status === this.session.status && now.counts.turns === known;
+    if (same && (now.status === "open" || unfinished < 0)) return;
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     await turnsFrom(now.trial_id, unfinished < 0 ? known : unfinished, (items) => this.recording.take(items), this.signal);
+    this.session = now;
+    this.drawHead();
     if (this.recording.turns.length > known) say(`${many(this.recording.turns.length - known, "new turn")}`);
     this.grow();
     if (bottom) scrollTo({ top: document.documentElement.scrollHeight });
@@ -161,7 +172,7 @@ class SessionPage {
     const path = this.leaf === null ? [] : this.recording.path(this.leaf);
     if (this.view?.grow) {
       this.shown = path.map((turn) => turn.turn_id);
-      this.view.grow(path);
+      this.view.grow(path, this.session);
     } else this.draw();
     this.outline.draw(this.shown, this.leaf);
   }

@@ -16,7 +16,6 @@ let chosen = { mode: "logprob", prompts: "new", form: "texts" };
 
 export class TokenView {
   constructor(path, recording, session) {
-    this.session = session;
     this.texts = new Map();
     this.strips = new Map();
     this.detail = h("div.token-detail", { role: "status" });
@@ -30,7 +29,7 @@ export class TokenView {
     this.node = h("div.token-view", this.controls, this.legend, this.list, this.detail);
     this.path = [];
     this.drawControls();
-    this.grow(path);
+    this.grow(path, session);
   }
 
   close() {
@@ -38,8 +37,9 @@ export class TokenView {
     this.watcher.disconnect();
   }
 
-  grow(path) {
+  grow(path, session) {
     this.path = path;
+    this.session = session; // its end and its reward say what becomes of its tokens
     this.drawControls();
     this.draw();
     this.read();
