@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,9 +17,9 @@ from rich.text import Text
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import Session, readable
-from steno_cli.exports.export import ExportFormat, export_sessions
+from steno_cli.exports.export import ExportFormat, export_sessions, needs_token_ids
 from steno_cli.exports.rows import Records
-from steno_cli.exports.selection import Purpose, Selection
+from steno_cli.exports.selection import Purpose, Selection, tell_left_out
 from steno_cli.terminal.connection import connect
 from steno_cli.terminal.output import console
 from steno_cli.terminal.tree import conversation_tree, headline
@@ -32,8 +33,8 @@ class Status(StrEnum):
     ABORTED = "aborted"
 
 
-_TAIL_RETRIES = 5
-"""Attempts to reconnect without an event, about 15 s in all: a proxy that restarts is back by then."""
+_RETRIES = 5
+"""Of what takes long, for each call (of `tail`: without an event), about 15 s in all: a proxy that restarts is back by then."""
 
 _PANEL = "Connection"
 Url = Annotated[
@@ -156,11 +157,15 @@ def export(
     chosen = Selection(status and status.value, group, run, end_reason, min_reward, best_of_group, purpose)
     if trial_ids and chosen != Selection():
         raise ConfigError("TRIAL_IDS and filters: got both, give the trials or the filters that select them")
-    with connect(url, key, key_file) as steno:
-        ids = trial_ids or chosen.trial_ids(steno)
-        rows = export_sessions(steno, ids, to, file_format, records, whole_prompts=whole_prompts)
+    left_out = None if trial_ids else Counter[str]()
+    with connect(url, key, key_file, retries=_RETRIES) as steno:
+        ids = trial_ids or chosen.trial_ids(steno, with_token_ids=needs_token_ids(file_format, records))
+        rows = export_sessions(steno, ids, to, file_format, records, whole_prompts=whole_prompts, left_out=left_out)
+    for what, count in (left_out or {}).items():
+        tell_left_out(count, what)
     if to is not None:
-        console(stderr=True).print(f"{rows} rows of {len(ids)} sessions in {to}")
+        sessions = len(ids) - sum((left_out or {}).values())
+        console(stderr=True).print(f"{rows} rows of {sessions} sessions in {to}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -172,7 +177,7 @@ def tail(
     key_file: KeyFile = None,
 ) -> None:
     """Follow a session's events as they happen, until it ends."""
-    with connect(url, key, key_file, retries=_TAIL_RETRIES) as steno:
+    with connect(url, key, key_file, retries=_RETRIES) as steno:
         for _, event in steno.events(trial_id):
             if as_json:
                 typer.echo(json.dumps(event, ensure_ascii=False))

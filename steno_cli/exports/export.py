@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from steno.client.client import Client
-from steno.contracts.errors import ConfigError, Forbidden, NotFound
+from steno.contracts.errors import ConfigError, Conflict, Forbidden, Gone, NotFound
 from steno.contracts.records import Sample, Session, Turn
 from steno.contracts.rest import TEXTS_SUFFIX
 from steno_cli.exports.json_text import json_text
 from steno_cli.exports.rows import SESSION_COLUMNS, Records, atif_rows, chat_rows, record_rows, sft_rows
+from steno_cli.exports.selection import TEXT_ONLY
 from steno_cli.exports.tables import write_dataset, write_parquet
 from steno_cli.terminal.flags import unwrap
 from steno_cli.terminal.output import console, named_by
@@ -44,6 +46,11 @@ _SFT_COLUMNS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def needs_token_ids(file_format: ExportFormat | None, records: Records | None) -> bool:
+    """Whether rows are samples, which `text_only` sessions have none of."""
+    return file_format in (ExportFormat.SFT, ExportFormat.DATASETS) or records is Records.SAMPLES
+
+
 def export_sessions(
     client: Client,
     trial_ids: list[str],
@@ -52,12 +59,14 @@ def export_sessions(
     records: Records | None = None,
     *,
     whole_prompts: bool = False,
+    left_out: Counter[str] | None = None,
 ) -> int:
     """Write these trials, one session in memory at a time. Returns the number of rows.
 
     A file or a folder is written beside its name and renamed when whole.
     Args: file_format: None: as the file's name ends, else JSON lines. records: of jsonl and parquet; None: turns.
-        whole_prompts: of atif.
+        whole_prompts: of atif. left_out: of trials that filters have chosen: what was deleted meanwhile, or has no token ids, is
+        counted here by reason, and no row has a part of it. None: such a trial is an error.
     Raises: ConfigError (Parquet or a folder to standard output, a place that can't be, options that the format does not take),
         what the client raises.
     """
@@ -72,11 +81,12 @@ def export_sessions(
     kind = records or Records.TURNS
     columns = _columns(kind) if of_records else _SFT_COLUMNS
     tokenizers: set[str] = set()
-    rows = (
-        row
-        for trial_id in trial_ids
-        for row in _noting(_rows(client, trial_id, chosen, kind, whole_prompts=whole_prompts), tokenizers)
-    )
+
+    def rows_of(trial_id: str) -> Iterable[dict[str, Any]]:
+        found = _rows(client, trial_id, chosen, kind, whole_prompts=whole_prompts)
+        return found if left_out is None else _whole_or_none(found, left_out)
+
+    rows = (row for trial_id in trial_ids for row in _noting(rows_of(trial_id), tokenizers))
     if to is None:
         if chosen in (ExportFormat.PARQUET, ExportFormat.SFT):
             raise ConfigError(f"--format {chosen.value} writes Parquet, which needs a file: give --output FILE.parquet")
@@ -141,7 +151,18 @@ def _write(rows: Iterator[dict[str, Any]], columns: dict[str, Any], chosen: Expo
         return _write_jsonl(rows, file)
 
 
-def _noting(rows: Iterator[dict[str, Any]], tokenizers: set[str]) -> Iterator[dict[str, Any]]:
+def _whole_or_none(rows: Iterator[dict[str, Any]], left_out: Counter[str]) -> list[dict[str, Any]]:
+    """All rows of a session that is still there."""
+    try:
+        return list(rows)
+    except (NotFound, Gone):
+        left_out["deleted meanwhile"] += 1
+    except Conflict:  # since it was listed
+        left_out[TEXT_ONLY] += 1
+    return []
+
+
+def _noting(rows: Iterable[dict[str, Any]], tokenizers: set[str]) -> Iterator[dict[str, Any]]:
     """The rows, and which tokenizers their ids are of."""
     for row in rows:
         if key := row.get("tokenizer"):

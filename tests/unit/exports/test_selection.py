@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,14 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from steno.client import client as client_module
 from steno.client.client import Client
-from steno.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError, Conflict, Gone, NotFound
 from steno.contracts.leases import GroupPlace
 from steno.contracts.records import Group
 from steno_cli.commands import sessions as command
+from steno_cli.exports import export
+from steno_cli.exports.export import export_sessions
 from steno_cli.exports.selection import Purpose, Selection
 from steno_cli.main import app
 from tests.support.recordings import session
@@ -35,6 +38,8 @@ class FakeProxy:
 
     def __init__(self, *trials: Any, unreadable: list[str] | None = None) -> None:
         self.trials, self.unreadable = trials, unreadable or []
+        self.trial_ids = {one.trial_id for one in trials}
+        self.gone: set[str] = set()
         self.asked: Counter[str] = Counter()
 
     def client(self, **options: Any) -> Client:
@@ -48,6 +53,17 @@ class FakeProxy:
                 found = [one for one in self.trials if group in (None, one.group_id)]
                 items = [one.model_dump(mode="json") for one in found]
                 return httpx.Response(200, json={"items": items, "next_cursor": None, "unreadable": self.unreadable})
+            case ["sessions", trial_id] if trial_id in self.trial_ids and trial_id not in self.gone:
+                [one] = (one for one in self.trials if one.trial_id == trial_id)
+                return httpx.Response(200, content=one.model_dump_json())
+            case ["sessions", trial_id] if trial_id in self.gone:
+                return httpx.Response(410, json={"error": {"code": "gone", "message": "deleted"}})
+            case ["sessions", trial_id, "turns"]:
+                return httpx.Response(200, json={"items": [], "next_start": None})
+            case ["sessions", trial_id, "samples"] if trial_id in self.trial_ids:
+                if trial_id == "got-text-only":
+                    return httpx.Response(409, json={"error": {"code": "conflict", "message": "text_only"}})
+                return httpx.Response(200, json={"items": [], "unreadable": []})
             case ["groups"]:
                 places = [
                     GroupPlace(group_id=name, purpose=purpose, state="over", size=1, ended=1, grants=0).model_dump()
@@ -125,3 +141,94 @@ def test_a_list_names_on_stderr_what_the_archive_can_not_give(connect_to: Connec
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["old.1", "old.2"]
     connect_to(FakeProxy(unreadable=["old.1"]))
     assert CliRunner().invoke(app, ["sessions", "list", *options]).stderr.count("\n") == 1, "there are sessions"
+
+
+RESCORED = [session("lesson.0", group_id="lesson", run_id="r"), session("again.0", run_id="r2", rescore_of="lesson.0")]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({}, ["lesson.0"]),
+        ({"purpose": Purpose.ALL}, ["lesson.0"]),
+        ({"run_id": "r2"}, ["lesson.0", "again.0"]),  # the fake proxy lists all runs
+    ],
+)
+def test_turns_that_were_scored_anew_are_exported_once_where_no_run_is_named(
+    how: dict[str, Any], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Selection(**how).trial_ids(FakeProxy(*RESCORED).client()) == expected
+    words = "left out: 1 sessions that score others anew; --run or --group exports them\n"
+    assert capsys.readouterr().err == ("" if "run_id" in how else words)
+
+
+TEXT_ONLY = session("text", run_id="r", marks=["text_only"], reward=1.0)
+
+
+@pytest.mark.parametrize("options", [["--format", "sft"], ["--format", "datasets"], ["--records", "samples"]])
+def test_sessions_without_token_ids_are_left_out_of_samples_unless_they_are_named(
+    connect_to: ConnectTo, tmp_path: Path, options: list[str]
+) -> None:
+    connect_to(FakeProxy(TRIALS[0], TEXT_ONLY, session("got-text-only", run_id="r")))
+    command = ["sessions", "export", *options, "-o"]
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "out"), "--run", "r"])
+    assert done.exit_code == 0, done.exception
+    words = "left out: 1 text_only sessions, which have no token ids"
+    first, again, total = done.stderr.splitlines()
+    assert (first, again) == (words, words) and total.startswith("0 rows of 1 sessions in ")
+    assert isinstance(CliRunner().invoke(app, [*command, str(tmp_path / "one"), "got-text-only"]).exception, Conflict)
+
+
+def test_sessions_without_token_ids_are_exported_as_turns(connect_to: ConnectTo, tmp_path: Path) -> None:
+    connect_to(FakeProxy(TEXT_ONLY))
+    done = CliRunner().invoke(app, ["sessions", "export", "--run", "r", "-o", str(tmp_path / "out.jsonl")])
+    assert done.exit_code == 0 and done.stderr.startswith("0 rows of 1 sessions in ")
+
+
+@pytest.mark.parametrize("options", [["--records", "sessions"], ["--format", "atif"]])
+def test_what_was_deleted_since_it_was_listed_is_left_out_unless_it_is_named(
+    connect_to: ConnectTo, tmp_path: Path, options: list[str]
+) -> None:
+    proxy = FakeProxy(*(session(name, run_id="r") for name in ("a", "b", "c")))
+    proxy.gone = {"b"}
+    connect_to(proxy)
+    command = ["sessions", "export", "-o", str(tmp_path / "out.jsonl"), *options]
+    done = CliRunner().invoke(app, [*command, "--run", "r"])
+    assert done.exit_code == 0, done.exception
+    left, total = done.stderr.splitlines()
+    assert left == "left out: 1 deleted meanwhile" and " of 2 sessions in " in total
+    assert isinstance(CliRunner().invoke(app, [*command, "b"]).exception, Gone)
+
+
+def test_a_session_that_goes_while_it_is_exported_leaves_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(_: Any, trial_id: str, *__: Any, **___: Any) -> Iterator[dict[str, Any]]:
+        yield {"trial_id": trial_id}
+        if trial_id == "b":
+            raise NotFound("no session b")
+
+    monkeypatch.setattr(export, "_rows", rows)
+    left_out = Counter[str]()
+    to = tmp_path / "out.jsonl"
+    assert export_sessions(FakeProxy().client(), ["a", "b", "c"], to, left_out=left_out) == 2
+    assert to.read_text().splitlines() == ['{"trial_id": "a"}', '{"trial_id": "c"}'] and left_out.total() == 1
+
+
+def test_an_export_goes_on_where_a_proxy_was_away_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, failed = FakeProxy(TRIALS[0]), []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path not in failed:
+            failed.append(request.url.path)
+            raise httpx.ConnectError("restarting")
+        return proxy.answer(request)
+
+    def connect(*_: Any, retries: int = 0) -> Client:
+        return Client("http://proxy", transport=httpx.MockTransport(answer), retries=retries)
+
+    monkeypatch.setattr(command, "connect", connect)
+    monkeypatch.setattr(client_module.time, "sleep", lambda _: None)
+    done = CliRunner().invoke(app, ["sessions", "export", "--run", "r", "-o", str(tmp_path / "out.jsonl")])
+    assert done.exit_code == 0, done.exception
+    assert "/sessions" in failed and "/sessions/lesson.0" in failed
