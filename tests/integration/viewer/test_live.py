@@ -1,7 +1,9 @@
-"""The page `/ui` while things change: after a session's end."""
+"""The page `/ui` while things change: after a session's end, and where the proxy does not answer."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -36,3 +38,55 @@ async def test_a_session_that_ended_long_ago_is_asked_for_once(proxy: Proxy, bro
         asked = len(looker.asked)
         await looker.page.wait_for_timeout(2500)
         assert looker.asked[asked:] == [] and looker.troubles == []
+
+
+@pytest.mark.parametrize(
+    ("where", "shows", "asked"),
+    [("sessions/by-hand", "section.turn", "**/sessions/by-hand"), ("workers", "article.worker", "**/workers")],
+)
+async def test_a_page_says_that_what_it_shows_is_old_while_the_proxy_does_not_answer(
+    where: str, shows: str, asked: str, proxy: Proxy, browser: Any
+) -> None:
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go(where, shows)
+        assert await page.text_content("#away") == ""
+        await page.route(asked, lambda route: route.abort())
+        await page.wait_for_selector("#away >> text=not reachable")
+        told = await page.text_content("#away[role=status]")
+        assert re.fullmatch(r"The proxy is not reachable\. Shown as of \d\d:\d\d:\d\d\.", told)
+        await looker.shot("away")
+        assert await looker.faults() == [] and await page.locator(shows).count() > 0
+        await page.unroute(asked)
+        await page.route(asked, lambda route: route.fulfill(status=500, json={"error": {"message": "no \u202e store"}}))
+        await page.wait_for_selector("#away >> text=The proxy answers: no U+202E store. Shown as of")
+        await page.unroute(asked)
+        await page.wait_for_selector("#away:empty", state="attached")
+        await page.route(asked, lambda route: route.abort())
+        await page.wait_for_selector("#away >> text=not reachable")
+        await page.click("nav >> text=Runs")
+        await page.wait_for_selector("table.rows")
+        assert await page.text_content("#away") == "", "of a page that was left"
+
+
+async def test_a_look_that_is_never_answered_is_told_of_too(proxy: Proxy, browser: Any) -> None:
+    """As where a network is gone without a word."""
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await page.clock.install()
+        await looker.go("workers", "article.worker")
+        silence = asyncio.Event()
+
+        async def silent(route: Any) -> None:
+            await silence.wait()
+            await route.continue_()
+
+        await page.route("**/workers", silent)
+        async with page.expect_request("**/workers"):
+            pass
+        assert await page.text_content("#away") == ""
+        await page.clock.fast_forward(15_000)
+        await page.wait_for_selector("#away >> text=does not answer. Shown as of")
+        silence.set()
+        await page.wait_for_selector("#away:empty", state="attached")
+        assert looker.troubles == []

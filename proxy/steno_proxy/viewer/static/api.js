@@ -1,5 +1,7 @@
 // What is read of the proxy. All paths are relative to the page, so that it works under any prefix.
 
+import { watched } from "./reach.js";
+
 export const ROOT = new URL("../", document.baseURI);
 
 export class Refused extends Error {
@@ -60,12 +62,13 @@ export async function turnsFrom(trial, start, each, signal) {
   }
 }
 
-// Looks now, and again every so often while the page can be seen, until it is left. Fails only if the first look does.
+// Looks now, and again every so often while the page can be seen, until it is left. Fails only if the first look does; of
+// later ones that fail `watched` tells.
 export async function lookAgain(look, everyMs, signal) {
   await look();
   const again = async () => {
     if (signal.aborted) return;
-    try { if (!document.hidden) await look(); } catch { /* the next look may succeed */ }
+    try { if (!document.hidden) await watched(look); } catch { /* the next look may succeed */ }
     if (!signal.aborted) setTimeout(again, everyMs);
   };
   setTimeout(again, everyMs);

@@ -5,6 +5,7 @@ import { h, put, say } from "./dom.js";
 import { plain } from "./format.js";
 import { groupView, groupsView } from "./groups.js";
 import { loginView } from "./login.js";
+import { answered } from "./reach.js";
 import { runView, runsView } from "./runs.js";
 import { sessionView } from "./session.js";
 import { sessionsView } from "./sessions.js";
@@ -53,6 +54,7 @@ async function logout() {
 
 async function show() {
   leaving.abort();
+  answered();
   leaving = new AbortController();
   const { path, query } = place();
   if (!state.reads) {

@@ -6,6 +6,7 @@ import { h, put, say } from "./dom.js";
 import { brief, count, many, nodes, plain, reward, seconds, time } from "./format.js";
 import { Outline } from "./outline.js";
 import { chips, fact, fold, json, statusPill } from "./pieces.js";
+import { watched } from "./reach.js";
 import { OPEN, Recording } from "./record.js";
 import { Timeline } from "./timeline.js";
 import { TokenView } from "./tokens.js";
@@ -141,7 +142,7 @@ class SessionPage {
     const look = async () => {
       if (this.signal.aborted) return;
       try {
-        if (!document.hidden) await this.look();
+        if (!document.hidden) await watched(() => this.look());
       } catch (error) {
         if (error.name === "AbortError" || error.status === 410) return;
       }
