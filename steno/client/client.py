@@ -116,8 +116,8 @@ class Client(RestCalls, Blocking):
                     if response.is_error:
                         response.read()
                     check(response)
-                    for line in response.iter_lines():
-                        if (event := lines.feed(line)) is not None:
+                    for piece in response.iter_bytes():
+                        for event in lines.read(piece):
                             failures = 0
                             yield event
                 lines.check_end()
@@ -191,8 +191,8 @@ class AsyncClient(RestCalls, Asynchronous):
                     if response.is_error:
                         await response.aread()
                     check(response)
-                    async for line in response.aiter_lines():
-                        if (event := lines.feed(line)) is not None:
+                    async for piece in response.aiter_bytes():
+                        for event in lines.read(piece):
                             failures = 0
                             yield event
                 lines.check_end()

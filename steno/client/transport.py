@@ -7,7 +7,7 @@ and a coroutine method of asynchronous ones. A refusal raises the error tree of 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, overload
@@ -208,26 +208,39 @@ PATIENT = httpx.Timeout(30.0, read=120.0)
 
 
 class EventLines:
-    """Lines of a server-sent event stream -> (cursor, event). `ended`: the event that ends a session has come.
+    """A server-sent event stream -> (cursor, event). `ended`: the event that ends a session has come.
 
-    The cursor moves once an event is whole: a stream that is cut in the middle of one goes on with that event.
+    The cursor moves once an event is whole: a stream that is cut in the middle of one goes on with that event. Lines end at
+    line feeds alone: an event's text may have U+2028 and the like in it, where `str.splitlines` would cut it.
     """
 
     def __init__(self, after: str | None) -> None:
         self._cursor = after
         self._id = after
         self._data = ""
+        self._begun: list[bytes] = []  # of a line
         self.ended = False
 
     def headers(self) -> dict[str, str]:
         """Of the request for a stream, which begins here: what the one before left of an event is dropped."""
         self._id, self._data = self._cursor, ""
+        self._begun.clear()
         return {"accept": "text/event-stream"} | ({"last-event-id": self._cursor} if self._cursor else {})
 
     def check_end(self) -> None:
         """The stream is over. Raises: Unreachable, when the session is not: a proxy that restarts ends its streams."""
         if not self.ended:
             raise Unreachable("the proxy ended the event stream")
+
+    def read(self, piece: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What comes to an end in the next bytes of the stream. Raises: ProtocolError: an event that is no JSON object."""
+        *lines, rest = piece.split(b"\n")
+        for line in lines:
+            whole = b"".join([*self._begun, line]).removesuffix(b"\r")
+            self._begun.clear()
+            if (event := self.feed(whole.decode(errors="replace"))) is not None:
+                yield event
+        self._begun.append(rest)
 
     def feed(self, line: str) -> tuple[str, dict[str, Any]] | None:
         field, _, value = line.partition(":")
@@ -238,7 +251,10 @@ class EventLines:
         elif not line:
             self._cursor, data, self._data = self._id, self._data, ""
             if data:
-                event: dict[str, Any] = msgspec.json.decode(data)
+                try:
+                    event = msgspec.json.decode(data, type=dict[str, Any])
+                except msgspec.DecodeError as error:
+                    raise ProtocolError(f"not an event of a Steno proxy: {error}") from error
                 self.ended = event.get("type") in ("completed", "aborted", "deleted")
                 return self._cursor or "", event
         return None

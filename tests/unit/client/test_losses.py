@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -9,7 +11,7 @@ import pytest
 
 from steno.client.client import AsyncClient, Client
 from steno.client.transport import EventLines
-from steno.contracts.errors import ArchiveUnreadable, StenoError, Unreachable
+from steno.contracts.errors import ArchiveUnreadable, ProtocolError, StenoError, Unreachable
 from tests.support.recordings import session
 
 pytestmark = pytest.mark.usefixtures("pauses")
@@ -90,3 +92,41 @@ def test_the_cursor_moves_once_an_event_is_whole() -> None:
     assert events == [None, None] and "last-event-id" not in lines.headers()
     events = [lines.feed(line) for line in ("id: 7", 'data: {"type":', 'data: "turn"}', "")]
     assert events[-1] == ("7", {"type": "turn"}) and lines.headers()["last-event-id"] == "7"
+
+
+ODD = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\rj"
+"""What Python takes for ends of lines. JSON may hold most of them as they are."""
+
+
+class InPieces(httpx.SyncByteStream, httpx.AsyncByteStream):
+    def __init__(self, data: bytes, size: int) -> None:
+        self._pieces = [data[at : at + size] for at in range(0, len(data), size)]
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._pieces
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+async def test_an_events_text_may_have_other_ends_of_lines_in_it(size: int, end: str) -> None:
+    event = {"type": "aborted", "end_reason": ODD}
+    sent = f"id: 1\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".replace("\n", end).encode()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=InPieces(sent, size)))
+    assert list(Client("http://proxy", transport=transport, retries=0).events("t")) == [("1", event)]
+    async with AsyncClient("http://proxy", transport=transport, retries=0) as client:
+        assert [found async for found in client.events("t")] == [("1", event)]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "completed"])
+async def test_an_event_that_is_none_is_an_error_of_the_protocol(text: str) -> None:
+    sent = f"id: 1\ndata: {text}\n\n".encode()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=sent))
+    with pytest.raises(ProtocolError, match="not an event of a Steno proxy"):
+        list(Client("http://proxy", transport=transport, retries=0).events("t"))
+    async with AsyncClient("http://proxy", transport=transport, retries=0) as client:
+        with pytest.raises(ProtocolError, match="not an event of a Steno proxy"):
+            _ = [found async for found in client.events("t")]
