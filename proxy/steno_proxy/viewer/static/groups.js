@@ -1,11 +1,12 @@
 // Groups of a run, and one group: its trials side by side, and where they part.
 
 import { get, turnsFrom } from "./api.js";
-import { h, put } from "./dom.js";
+import { add, h, put, say } from "./dom.js";
 import { brief, count, many, oneLine, plain, reward, seconds, time } from "./format.js";
 import { chips, fact, fold, json, rewardBar, statusPill } from "./pieces.js";
 import { contentText, Recording, sampled } from "./record.js";
 
+const PAGE = 200;
 const MOST_TRIALS = 16;
 const MOST_ROWS = 200;
 
@@ -13,14 +14,26 @@ export async function groupsView(main, _, query, signal) {
   let run = query.get("run_id");
   const runs = (await get("runs", { limit: 100 }, signal)).items.map((one) => one.run_id);
   if (run === null && runs.length && !query.has("none")) run = runs[0];
-  const { items } = await get("groups", { run_id: run }, signal);
+  const { items } = await get("groups", { run_id: run }, signal); // a line each, the newest first; there may be very many
   const choose = h("select", { onchange: (event) => { location.hash = event.target.value === "" ? "#/groups?none=1" : `#/groups?run_id=${encodeURIComponent(event.target.value)}`; } },
     [...new Set([...runs, run])].map((name) => h("option", { value: name ?? "", selected: name === run }, name === null ? "without a run" : plain(name))));
   const heads = [["Group"], ["State"], ["Purpose"], ["Trials", "num"], ["Leased", "num"], ["Trainer"], ["Made", "num"]];
-  put(main, h("div.page", h("div.headline", h("h1", "Groups"), h("span.dim.small", count(items.length))),
+  const body = h("tbody");
+  const found = h("span.dim.small", { role: "status" });
+  const more = h("button.more", { onclick: () => { next(); say(found.textContent); } }, "Show older ones");
+  let shown = 0;
+  const next = () => {
+    const page = items.slice(shown, shown + PAGE);
+    add(body, page.map(line));
+    shown += page.length;
+    more.hidden = shown === items.length;
+    found.textContent = more.hidden ? count(shown) : `${count(shown)} of ${count(items.length)}, the newest`;
+  };
+  next();
+  if (!items.length) body.append(h("tr", h("td.none", { colspan: heads.length }, "No group here.")));
+  put(main, h("div.page", h("div.headline", h("h1", "Groups"), found),
     h("div.filters", h("label.field", h("span", "Run"), choose)),
-    h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Groups" }, h("table.rows", h("thead", h("tr", heads.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
-      h("tbody", items.length ? items.map(line) : h("tr", h("td.none", { colspan: heads.length }, "No group here.")))))));
+    h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Groups" }, h("table.rows", h("thead", h("tr", heads.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))), body)), more));
 }
 
 function line(group) {

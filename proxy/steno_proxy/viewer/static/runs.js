@@ -68,7 +68,9 @@ async function draw(run, parts, signal) {
     policies.items.map((policy) => fact(`Version of ${plain(policy.policy)}`, h("span.mono", plain(policy.version ?? Object.keys(policy.workers).join(", ")) || "–"))));
   put(parts.charts, rewardCharts(ended), sessions.next_cursor === null ? null : h("p.dim", `Of the newest ${SESSIONS} trials.`));
   put(parts.ledger, ledger(view));
-  put(parts.stepped, stepCharts(parts.steps));
+  const stepped = JSON.stringify([parts.steps.length, parts.steps.at(-1) ?? null]); // only the last one may still change
+  if (stepped !== parts.drawn) put(parts.stepped, stepCharts(parts.steps));
+  parts.drawn = stepped;
 }
 
 // The groups whose trials are not averaged with the others: held-out evaluations, unless the run has nothing else. The list may
