@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import lru_cache
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, get_type_hints
 
 import httpx
 
@@ -46,6 +46,7 @@ from steno.contracts.records import Session, Turn
 from steno.contracts.rest import SessionPage, not_given
 
 if TYPE_CHECKING:
+    import asyncio
     import ssl
 
 T = TypeVar("T")
@@ -59,10 +60,22 @@ wait for these; with fewer kept than open, httpx closes each connection as it be
 
 
 class Client(RestCalls, Blocking):
-    """Blocking client. Safe to share between threads; one pool of connections, closed by `close` or `with`."""
+    """Blocking client. Safe to share between threads; one pool of connections, closed by `close` or `with`. A process that was
+    forked has a pool of its own: two that write to one connection get each other's answers."""
 
     def _open(self, **options: Any) -> None:
-        self._http = httpx.Client(verify=_verified(options), **options)
+        self._options = options
+        self._opened, self._process = self._new(), os.getpid()
+
+    def _new(self) -> httpx.Client:
+        return httpx.Client(verify=_verified(self._options), **self._options)
+
+    @property
+    def _http(self) -> httpx.Client:
+        if self._process != (process := os.getpid()):
+            self._opened = self._new()  # the other is its parent's, which closes it
+            self._process = process
+        return self._opened
 
     def __enter__(self) -> Self:
         return self
@@ -135,14 +148,42 @@ class Client(RestCalls, Blocking):
         raise AssertionError("pause raises after the last attempt")
 
 
+class _LoopPool(NamedTuple):
+    """Connections of one event loop, and places for those who use them."""
+
+    http: httpx.AsyncClient
+    slots: asyncio.Semaphore
+
+
 class AsyncClient(RestCalls, Asynchronous):
-    """The same client for asyncio; its calls are safe to cancel."""
+    """The same client for asyncio; its calls are safe to cancel. Each event loop, and each process that was forked, has a pool of
+    its own; `close` is for that of the loop that runs."""
 
     def _open(self, **options: Any) -> None:
+        self._options = options
+        self._process = os.getpid()
+        self._pools: dict[asyncio.AbstractEventLoop, _LoopPool] = {}
+        self._unused = [self._new()]
+        """For the loop that comes first: a client may be made where none runs."""
+
+    def _new(self) -> _LoopPool:
         import asyncio  # as in `_sleep`
 
-        self._http = httpx.AsyncClient(verify=_verified(options), limits=NO_BOUND, **options)
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        http = httpx.AsyncClient(verify=_verified(self._options), limits=NO_BOUND, **self._options)
+        return _LoopPool(http, asyncio.Semaphore(AT_ONCE))
+
+    def _pool(self) -> _LoopPool:
+        import asyncio
+
+        if self._process != (process := os.getpid()):  # the others are its parent's, which closes them
+            self._pools, self._unused, self._process = {}, [], process
+        loop = asyncio.get_running_loop()
+        if (found := self._pools.get(loop)) is None:
+            for other in list(self._pools):
+                if other.is_closed():
+                    self._pools.pop(other, None)
+            found = self._pools[loop] = self._unused.pop() if self._unused else self._new()
+        return found
 
     async def __aenter__(self) -> Self:
         return self
@@ -151,7 +192,7 @@ class AsyncClient(RestCalls, Asynchronous):
         await self.close()
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._pool().http.aclose()
 
     async def sessions(self, **filters: Any) -> AsyncIterator[Session]:
         """As `Client.sessions`."""
@@ -184,10 +225,11 @@ class AsyncClient(RestCalls, Asynchronous):
         """As `Client.events`."""
         lines = EventLines(after)
         failures = 0
+        http = self._pool().http
         while not lines.ended:
             try:
                 path, headers = session_path(trial_id, "events"), lines.headers()
-                async with self._http.stream("GET", path, headers=headers, timeout=PATIENT) as response:
+                async with http.stream("GET", path, headers=headers, timeout=PATIENT) as response:
                     if response.is_error:
                         await response.aread()
                     check(response)
@@ -198,18 +240,19 @@ class AsyncClient(RestCalls, Asynchronous):
                 lines.check_end()
             except (httpx.TransportError, StenoError) as error:
                 failures += 1
-                await _sleep(pause(as_error(error, self._http.base_url), failures, self._retries))
+                await _sleep(pause(as_error(error, http.base_url), failures, self._retries))
 
     async def _send(self, request: ClientRequest[T]) -> T:
+        http, slots = self._pool()
         for attempt in range(1, self._retries + 2):
             try:
                 # One that the proxy may hold back takes no place: a hundred such must not keep a short one from its turn.
-                async with contextlib.nullcontext() if request.patience_s else self._slots:
-                    response = await self._http.send(build(self._http, request))
+                async with contextlib.nullcontext() if request.patience_s else slots:
+                    response = await http.send(build(http, request))
                 return result(request, response)
             except (httpx.TransportError, StenoError) as error:
                 retries = self._retries if repeatable(request) else 0
-                await _sleep(pause(as_error(error, self._http.base_url), attempt, retries))
+                await _sleep(pause(as_error(error, http.base_url), attempt, retries))
         raise AssertionError("pause raises after the last attempt")
 
 
