@@ -11,7 +11,7 @@ from rich.text import Text
 
 from steno.contracts.errors import ConfigError, NotFound
 from steno.contracts.leases import RunView
-from steno_cli.commands.sessions import Json, Key, KeyFile, Url, ago
+from steno_cli.commands.sessions import Json, Key, KeyFile, Url, ago, print_table
 from steno_cli.terminal.connection import connect
 from steno_cli.terminal.output import console
 
@@ -97,13 +97,13 @@ def key_of_run(
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
-        table.add_column(name, overflow="fold", no_wrap=name in ("run", "group"))  # to be copied
+        table.add_column(name)
     return table
 
 
 def _print(table: Table, nothing: str) -> None:
     if table.row_count:
-        console().print(table)
+        print_table(table)
     else:
         console(stderr=True).print(nothing, markup=False, soft_wrap=True)
 
@@ -130,21 +130,22 @@ def show(
     groups = view.groups
     console().print(
         f"groups: {groups.running} running, {groups.ready} ready, {groups.leased} leased, {groups.used} used, "
-        f"{groups.acknowledged} acknowledged, {groups.empty} empty"
+        f"{groups.acknowledged} acknowledged, {groups.empty} empty",
+        soft_wrap=True,
     )
     console().print(f"evaluation: {view.eval_groups.running} running, {view.eval_groups.ended} ended")
     if (trainer := view.trainer) is not None:
         state = "ended" if trainer.heard_s is None else f"last heartbeat {ago(trainer.heard_s)}"
         console().print(f"trainer: {trainer.name}, {state}", markup=False, soft_wrap=True)
     if view.to_account_for:
-        console().print(ledger_table(view))
+        print_table(ledger_table(view))
 
 
 def ledger_table(view: RunView) -> Table:
     """One row per policy version, in tokens; `leases`: what leases bring, or will once running groups have ended."""
     reasons = sorted(view.not_trained)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("version", overflow="fold")
+    table.add_column("version")
     sides = [("sampled", view.sampled), *([("borrowed", view.borrowed)] if view.borrowed else [])]
     for name in (*(name for name, _ in sides), *reasons, "leases"):
         table.add_column(name, justify="right")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -79,7 +80,7 @@ def list_sessions(
         for session in page.items:
             typer.echo(json.dumps(readable(session), ensure_ascii=False))
     elif page.items:
-        console().print(table_of(page.items, time.time()))
+        print_table(table_of(page.items, time.time()))
     if not page.items and not page.unreadable:
         console(stderr=True).print("no sessions")
     for trial_id in page.unreadable:
@@ -197,20 +198,19 @@ def _event_line(event: dict[str, Any]) -> Text:
 
 
 def table_of(sessions: Sequence[Session], now: float) -> Table:
-    """A row each. Trial ids stay whole on a narrow terminal, to be copied. The group has a column only where they do not begin
-    with it, and marks where there are any."""
+    """A row each. The group has a column only where trial ids do not begin with it, and marks where there are any."""
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     marked = any(session.marks for session in sessions)
     grouped = not all(session.trial_id.startswith(f"{session.group_id}.") for session in sessions if session.group_id)
-    table.add_column("trial", no_wrap=True)
+    table.add_column("trial")
     table.add_column("status")
     if grouped:
-        table.add_column("group", overflow="fold")
+        table.add_column("group")
     for name in ("turns", "tokens", "reward"):
         table.add_column(name, justify="right")
     table.add_column("updated")
     if marked:
-        table.add_column("marks", overflow="fold")
+        table.add_column("marks")
     for session in sessions:
         counts = session.counts
         table.add_row(
@@ -224,6 +224,19 @@ def table_of(sessions: Sequence[Session], now: float) -> Table:
             *([Text(" ".join(session.marks))] if marked else []),
         )
     return table
+
+
+_NO_BOUND = 100_000
+"""Columns."""
+
+
+def print_table(table: Table) -> None:
+    """Each id and each number whole, to be copied: a row that is wider than the terminal, or than the 80 columns of a pipe, is a
+    longer line."""
+    to = console()
+    whole = Measurement.get(to, to.options.update(max_width=_NO_BOUND), table).maximum
+    to.width = max(to.width, whole)
+    to.print(table)
 
 
 def ago(seconds: float) -> str:
