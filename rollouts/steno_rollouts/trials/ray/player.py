@@ -53,7 +53,7 @@ class RayPlayer(Player):
     ) -> None:
         """Raises: ConfigError: a file of the user's is not there."""
         self._cluster = cluster
-        # On a file system that nodes share these are there, too, and hidden from trials (`scoring.py`).
+        # On a file system that nodes share these are there, too, and hidden from trials (`trials/scoring.py`).
         tasks = settings.tasks.absolute() if settings.tasks is not None else None
         private = [*settings.private, *reward_file(settings.reward, settings.command)]
         self._settings = settings.model_copy(update={"key": None, "tasks": tasks, "private": private})
