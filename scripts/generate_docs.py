@@ -82,8 +82,8 @@ of a tool that does not exist and an engine that refuses with 503. Where nothing
 on from one another token by token, and the refusal was waited out. Not run, since they could not be installed there:
 [SWE-agent](#swe-agent), and Crush, whose npm package fetches its program from GitHub.
 
-A request is a *root* where it goes on from no recorded turn, so that its prompt is rendered anew; it is a *fork* where it begins a
-new branch. What was sampled before stays on record and is trained in its own sample; the new branch has it as context only
+A request is a *root* where it goes on from no recorded turn, so that its prompt is rendered anew; it is a *fork* where it begins
+a new branch. What was sampled before stays on record and is trained in its own sample; the new branch has it as context only
 ([all reasons](reading.md#why-a-turn-forked)). `echoed_as` of a turn says in which other form a client sent a reply back."""
 
 _TRAINER_INTRO = """\
