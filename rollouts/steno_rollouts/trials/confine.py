@@ -54,10 +54,10 @@ class Confinement:
     @classmethod
     def of(cls, hidden: Iterable[Path], work_dir: Path, source: TaskSource | None = None) -> Confinement:
         """Raises: CannotConfine: tried by running nothing in it."""
-        if source is not None and len(source.kept) > MOST_KEPT:
+        if source is not None and len(source.kept) + len(source.elsewhere) > MOST_KEPT:
             raise CannotConfine(
-                f"{source.root} holds {len(source.kept)} entries beside its tasks, at most {MOST_KEPT} can be shown to trials: "
-                "move the tasks to a folder of their own"
+                f"{source.root} holds {len(source.kept)} entries beside its tasks and {len(source.elsewhere)} links to tasks, "
+                f"more than {MOST_KEPT}: move the tasks to a folder of their own"
             )
         program = shutil.which("bwrap")
         if program is None:
@@ -73,7 +73,8 @@ class Confinement:
     def command(self, job: TrialJob) -> list[str]:
         """The words that run the job's command confined. Its exit code is the command's, 128 + N if that ended by signal N."""
         words = [self.program, *_BASE, *self._without_tasks()]
-        for hidden in dict.fromkeys(os.path.realpath(path) for path in self.hidden):
+        tasks = self.source.elsewhere if self.source is not None else ()
+        for hidden in dict.fromkeys(os.path.realpath(path) for path in (*self.hidden, *tasks)):
             if os.path.isdir(hidden):  # noqa: PTH112  # False, too, for what we may not look at: nor may a trial
                 words += ["--tmpfs", hidden]
             elif os.path.exists(hidden):  # noqa: PTH110
@@ -89,10 +90,16 @@ class Confinement:
     def _without_tasks(self) -> list[str]:
         if self.source is None:
             return []
-        root, kept = str(self.source.root), map(str, self.source.kept)
+        root = str(self.source.root)
         if not self.source.root.is_dir():
             return ["--ro-bind", "/dev/null", root]
-        return ["--tmpfs", root, *(word for path in kept for word in ("--dev-bind-try", path, path))]
+        words = ["--tmpfs", root]
+        for path in self.source.kept:
+            if path.is_symlink():  # a mount of what it leads to would show that, also where it is hidden
+                words += ["--symlink", os.readlink(path), str(path)]  # noqa: PTH115
+            else:
+                words += ["--dev-bind-try", str(path), str(path)]
+        return words
 
 
 def hidden_paths(environment: Mapping[str, str], given: Iterable[Path]) -> list[Path]:

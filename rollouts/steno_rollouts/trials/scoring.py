@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +15,20 @@ from steno_rollouts.tasks.task import CONFIGURATION, ENVIRONMENT, WITHHELD
 
 MOST_KEPT = 256
 """Entries beside the tasks that each trial sees as they are: each is a mount, and many take seconds."""
+_COPIES = frozenset({".git", ".hg", ".svn", ".cache"})
+"""Hold the tasks too, as they were or are."""
 _DATA = frozenset({"data", "dataset_dict.json", "dataset_info.json", "state.json"})
 _DATA_ENDS = frozenset({".arrow", ".parquet"})
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where tasks come from. root: a file, or a folder. kept: of a folder, what is no task: an agent's program, say."""
+    """Where tasks come from. root: a file, or a folder. kept: of a folder, what is no task, where the command needs something of
+    it: an agent's program, say. elsewhere: folders of tasks that are links here."""
 
     root: Path
     kept: tuple[Path, ...] = ()
+    elsewhere: tuple[Path, ...] = ()
 
 
 def task_source(path: Path | None, command: Sequence[str]) -> TaskSource | None:
@@ -31,13 +39,20 @@ def task_source(path: Path | None, command: Sequence[str]) -> TaskSource | None:
     root = path.resolve()
     if not root.is_dir():
         return None if _names(command, path) else TaskSource(root)
-    if (root / CONFIGURATION).is_file():
-        kept = [one for one in root.iterdir() if one.name not in WITHHELD - {ENVIRONMENT}]
-    elif is_rows(root):
-        kept = [one for one in root.iterdir() if not _is_data(one)]
-    else:
-        kept = [one for one in root.iterdir() if not (one / CONFIGURATION).is_file()]
-    return TaskSource(root, tuple(sorted(one for one in kept if one.exists())))
+    try:
+        inside = sorted(root.iterdir())
+        linked = tuple(one.resolve() for one in inside if one.is_symlink() and _is_task(one))
+        if not _is_needed(root, command):
+            return TaskSource(root, elsewhere=linked)
+        if _is_task(root):
+            kept = [one for one in inside if one.name not in WITHHELD - {ENVIRONMENT}]
+        elif is_rows(root):
+            kept = [one for one in inside if not _is_data(one)]
+        else:
+            kept = [one for one in inside if not _is_task(one)]
+    except OSError:  # who may not look at it can't tell what is in it
+        return TaskSource(root)
+    return TaskSource(root, tuple(one for one in kept if one.name not in _COPIES), linked)
 
 
 def reward_file(reward: str | None, command: Sequence[str]) -> list[Path]:
@@ -47,8 +62,24 @@ def reward_file(reward: str | None, command: Sequence[str]) -> list[Path]:
 
 
 def _names(command: Sequence[str], path: Path) -> bool:
-    return any(str(path) in word or str(path.resolve()) in word for word in command)
+    """Whether a word is this path, or has it inside (`--data=FILE`, `sh -c '… FILE'`), and not as a part of a longer name."""
+    found = [re.compile(rf"(?<![\w.-]){re.escape(str(one))}(?![\w.-])") for one in (path, path.resolve())]
+    return any(one.search(word.removeprefix("./")) for one in found for word in command)
+
+
+def _is_needed(root: Path, command: Sequence[str]) -> bool:
+    """Whether something in there is needed to run the command, as far as anybody can tell."""
+    words = [*command, shutil.which(command[0]) or "" if command else ""]
+    words += [os.environ.get(name, "") for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV")]
+    if any(str(root) in word for word in words):
+        return True
+    places = [Path.cwd(), Path.home(), Path(sys.prefix)]
+    return any(place.is_relative_to(root) or place.resolve().is_relative_to(root) for place in places)
+
+
+def _is_task(path: Path) -> bool:
+    return os.path.isfile(path / CONFIGURATION)  # noqa: PTH113  # False, too, for what we may not look at
 
 
 def _is_data(path: Path) -> bool:
-    return path.name in _DATA or path.suffix in _DATA_ENDS or (path / "state.json").is_file()
+    return path.name in _DATA or path.suffix in _DATA_ENDS or os.path.isfile(path / "state.json")  # noqa: PTH113

@@ -20,6 +20,7 @@ from steno_rollouts.config import RolloutSettings
 from steno_rollouts.trials.confine import CannotConfine, Confinement, hidden_paths
 from steno_rollouts.trials.executor import Exit
 from steno_rollouts.trials.local import LocalExecutor
+from steno_rollouts.trials.scoring import task_source
 from tests.integration.rollouts.conftest import ADMIN, Rollout
 from tests.integration.rollouts.test_local import job
 
@@ -132,6 +133,28 @@ exit 0
         assert (work / "answer").read_text() == "given\n"
         assert not [path for path in work.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert {path: path.read_bytes() for path in before} == before
+
+
+async def test_a_link_beside_tasks_shows_nothing_that_is_hidden(tmp_path: Path) -> None:
+    """Of a key, of other trials' folders, of a task's tests."""
+    tasks, work, key = tmp_path / "tasks", tmp_path / "work", tmp_path / "keys" / "admin"
+    for folder in (tasks / "one" / "tests", work / "g.0" / "work", work / "g.1", key.parent):
+        folder.mkdir(parents=True)
+    for file in (key, tasks / "one" / "tests" / "checks.py", work / "g.1" / "stdout.log"):
+        file.write_text("secret")
+    (tasks / "one" / "task.toml").touch()
+    agent = tasks / "agent.sh"
+    agent.write_text(
+        "#!/bin/sh\ncat ../../../tasks/key ../../../tasks/work/*/* ../../../tasks/answers/* >seen 2>&1; exit 0\n"
+    )
+    agent.chmod(0o755)
+    for name, target in (("key", "../keys/admin"), ("work", str(work)), ("answers", "one/tests")):
+        (tasks / name).symlink_to(target)
+    source = task_source(tasks, [str(agent)])
+    assert source is not None and len(source.kept) == 4
+    executor = LocalExecutor(1.0, Confinement.of([key], work, source))
+    assert await executor.run(job(work / "g.0", str(agent))) == Exit(0)
+    assert "secret" not in (work / "g.0" / "work" / "seen").read_text()
 
 
 async def test_a_confined_command_has_its_folder_its_output_and_its_exit_code(
