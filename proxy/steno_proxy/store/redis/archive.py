@@ -11,7 +11,8 @@ A crash before 4 leaves an object that nothing names: `archiving` says which, an
 leaves sessions in both: Redis's is the one that is read, and the next round goes on with 5.
 
 One that is deleted meanwhile has no place: 4 gives none to a session that `dead` has, and who puts it there takes its place away
-(publish.lua). Where a session is archived again, its first copy is overwritten.
+(publish.lua). Where a session is archived again, its first copy is kept in mind (`copies`), and overwritten when the session is
+deleted: until then it costs space alone, and a place that is wrong costs nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any
 
 from steno_proxy.store.places import ArchivePlace
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
-from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, DEAD, side_keys, trial_keys
+from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, COPIES, DEAD, side_keys, trial_keys
 
 HOLD_S = 120.0
 """For how long a replica archives after it has last said so."""
-_KEYS = [ARCHIVER, ARCHIVING, ARCHIVED, BLANKS, DEAD]
+_KEYS = [ARCHIVER, ARCHIVING, ARCHIVED, BLANKS, DEAD, COPIES]
 
 
 class RedisArchive:
@@ -74,7 +75,11 @@ class RedisArchive:
 
     async def blanks(self) -> list[ArchivePlace]:
         [found] = await self._link.ask(("SMEMBERS", BLANKS))
-        return [ArchivePlace.decode(raw) for raw in found]
+        places = {raw: ArchivePlace.decode(raw) for raw in found}
+        if odd := [raw for raw, place in places.items() if place.encode() != raw.decode()]:  # of an older release
+            await self.to_blank([places[raw] for raw in odd])
+            await self._link.write("SREM", BLANKS, *odd)
+        return list(dict.fromkeys(places.values()))
 
     async def to_blank(self, places: Sequence[ArchivePlace]) -> None:
         """Nobody is to find these: they are overwritten in the next round."""

@@ -88,6 +88,7 @@ TIMED = INDEX + "timed"
 FACETS = INDEX + "facets"
 ARCHIVED = INDEX + "archived"
 BLANKS = INDEX + "blanks"
+COPIES = INDEX + "copies"
 ARCHIVER = INDEX + "archiver"
 ARCHIVING = INDEX + "archiving"
 STATUSES = ("open", "completed", "aborted")
@@ -132,7 +133,7 @@ def side_keys(trial_id: str) -> list[str]:
 def index_keys(group_id: str | None) -> list[str]:
     """The keys of publish.lua, in its order."""
     group = PENDING if group_id is None else group_index_key(group_id)
-    return [PENDING, ALL, *map(status_key, STATUSES), ENDED, DEAD, group, TIMED, ARCHIVED, FACETS, BLANKS]
+    return [PENDING, ALL, *map(status_key, STATUSES), ENDED, DEAD, group, TIMED, ARCHIVED, FACETS, BLANKS, COPIES]
 
 
 def status_key(status: str) -> str:

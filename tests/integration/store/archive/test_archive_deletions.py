@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import Gone, NotFound
-from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, DEAD
+from steno_proxy.store.redis.schema import ARCHIVED, ARCHIVER, ARCHIVING, BLANKS, COPIES, DEAD
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.archive.support import (
     FaultyFileSystem,
@@ -175,16 +175,18 @@ async def test_of_a_session_that_is_archived_again_the_first_copy_goes(
     await other.close()
     assert await move(store) == 1
     await move(store)
-    assert trials_in(url) == ["a"] and (await store.session("a")).reward == 1.0
+    assert trials_in(url) == ["a", "a"] and (await store.session("a")).reward == 1.0
     await store.delete("a", **DELETED)
     await move(store)
     assert trials_in(url) == []
+    with server.client() as client:
+        assert not client.exists(COPIES) and not client.exists(BLANKS)
 
 
 async def test_an_archive_that_is_listed_twice_keeps_the_copy_that_counts(
     store: RedisStore, server: RedisServer
 ) -> None:
-    """A crash while it was listed: the older copy is named again, and then the newer one."""
+    """A crash while it was listed: the older copy is named again, and then the newer one. Neither is overwritten."""
     await ended(store, "a", 1)
     await move(store)
     [newer] = (await store.archive.places(["a"])).values()
@@ -193,8 +195,25 @@ async def test_an_archive_that_is_listed_twice_keeps_the_copy_that_counts(
     for _ in range(2):
         for place in (older, newer):
             assert await store.archive.commit({"a": place})
-    assert await store.archive.blanks() == [older]
+    assert await store.archive.blanks() == [] and await store.archive.places(["a"]) == {"a": newer}
+    assert await store.archive.forget("a")
+    assert set(await store.archive.blanks()) == {older, newer}
+    assert await store.archive.commit({"a": newer}), "what is to be overwritten is nobody's place again"
+    assert await store.archive.places(["a"]) == {}
     await store.archive.release()
+
+
+async def test_a_place_in_the_spelling_of_an_older_release_is_overwritten_once(
+    store: RedisStore, server: RedisServer, url: str
+) -> None:
+    await ended(store, "a", 1)
+    await move(store)
+    with server.client() as client:
+        client.hset(ARCHIVED, "a", client.hget(ARCHIVED, "a") + b":5")
+    await store.delete("a", **DELETED)
+    await move(store)
+    with server.client() as client:
+        assert trials_in(url) == [] and not client.exists(BLANKS)
 
 
 async def test_what_is_deleted_is_overwritten_once_per_object_and_an_object_that_fails_stops_nothing(

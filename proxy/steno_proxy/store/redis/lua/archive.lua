@@ -1,6 +1,6 @@
 -- Which sessions are in the archive, and who moves them there: one replica at a time. All on the index's slot.
 --
--- KEYS  1 archiver  2 archiving  3 archived  4 blanks  5 dead
+-- KEYS  1 archiver  2 archiving  3 archived  4 blanks  5 dead  6 copies
 -- ARGV  1 operation  2 token of who asks  3… its own
 -- Returns  1; 0: somebody else archives (hold, begin, commit), or there was no such session (forget).
 local op, token = ARGV[1], ARGV[2]
@@ -15,6 +15,8 @@ elseif op == 'forget' then  -- 3 trial: deleted
   if not place then return 0 end
   redis.call('HDEL', KEYS[3], ARGV[3])
   redis.call('SADD', KEYS[4], place)
+  for copy in (redis.call('HGET', KEYS[6], ARGV[3]) or ''):gmatch('%S+') do redis.call('SADD', KEYS[4], copy) end
+  redis.call('HDEL', KEYS[6], ARGV[3])
 elseif not mine then
   return 0
 elseif op == 'begin' then  -- 3 object that will be written
@@ -24,12 +26,14 @@ elseif op == 'end' then
 elseif op == 'commit' then  -- 3… trial, place: their object is there, whole
   for i = 3, #ARGV, 2 do
     local trial, place = ARGV[i], ARGV[i + 1]
-    if redis.call('ZSCORE', KEYS[5], trial) then  -- deleted meanwhile
+    if redis.call('ZSCORE', KEYS[5], trial) or redis.call('SISMEMBER', KEYS[4], place) == 1 then  -- deleted meanwhile
       redis.call('SADD', KEYS[4], place)
     else
       local before = redis.call('HGET', KEYS[3], trial)
-      if before and before ~= place then redis.call('SADD', KEYS[4], before) end
-      redis.call('SREM', KEYS[4], place)  -- an archive that is listed twice names it again
+      local copies = redis.call('HGET', KEYS[6], trial) or ''
+      if before and before ~= place and not (copies .. ' '):find(before .. ' ', 1, true) then
+        redis.call('HSET', KEYS[6], trial, copies .. before .. ' ')  -- it goes when the session does, and not before
+      end
       redis.call('HSET', KEYS[3], trial, place)
     end
   end

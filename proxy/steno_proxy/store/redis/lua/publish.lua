@@ -2,7 +2,7 @@
 -- read earlier never undoes what was read later, since a session only goes from open to ended to deleted.
 --
 -- KEYS  1 pending  2 all  3 open  4 completed  5 aborted  6 ended  7 dead  8 the group's (pending again if it has none)  9 timed
---       10 archived  11 facets  12 blanks
+--       10 archived  11 facets  12 blanks  13 copies
 -- ARGV  1 trial_id  2 member of pending that this settles, "" for none
 --       3 status: open | completed | aborted | deleted | missing (which one that is in the archive is not: lists keep it)
 --       4 created at (missing: when it was looked for)  5 ended at, "" if it is not  6 now
@@ -52,6 +52,8 @@ if not outdated() then
         redis.call('HDEL', KEYS[10], trial)
         redis.call('SADD', KEYS[12], place)
       end
+      for copy in (redis.call('HGET', KEYS[13], trial) or ''):gmatch('%S+') do redis.call('SADD', KEYS[12], copy) end
+      redis.call('HDEL', KEYS[13], trial)
     end
   else
     redis.call('ZADD', KEYS[2], ARGV[4], trial)
