@@ -249,12 +249,14 @@ class EventLines:
         elif field == "data":
             self._data += value.removeprefix(" ")
         elif not line:
-            self._cursor, data, self._data = self._id, self._data, ""
+            data, self._data = self._data, ""
             if data:
                 try:
                     event = msgspec.json.decode(data, type=dict[str, Any])
-                except msgspec.DecodeError as error:
+                except msgspec.DecodeError as error:  # the same event is asked for again
                     raise ProtocolError(f"not an event of a Steno proxy: {error}") from error
+            self._cursor = self._id
+            if data:
                 self.ended = event.get("type") in ("completed", "aborted", "deleted")
                 return self._cursor or "", event
         return None

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from steno.client import client as client_module
 from steno.client.client import AsyncClient, Client
 from steno.client.transport import EventLines
 from steno.contracts.errors import ArchiveUnreadable, ProtocolError, StenoError, Unreachable
@@ -130,3 +131,17 @@ async def test_an_event_that_is_none_is_an_error_of_the_protocol(text: str) -> N
     async with AsyncClient("http://proxy", transport=transport, retries=0) as client:
         with pytest.raises(ProtocolError, match="not an event of a Steno proxy"):
             _ = [found async for found in client.events("t")]
+
+
+def test_an_event_that_is_none_is_asked_for_again_and_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module.time, "sleep", lambda _: None)
+    asked: list[str | None] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("last-event-id"))
+        first = b'id: 6\ndata: {"type":"turn"}\n\n' if len(asked) == 1 else b""
+        return httpx.Response(200, content=first + b"id: 7\ndata: {\n\n")
+
+    with pytest.raises(ProtocolError, match="not an event of a Steno proxy"):
+        list(Client("http://proxy", transport=httpx.MockTransport(answer), retries=1).events("t"))
+    assert asked == [None, "6"]
