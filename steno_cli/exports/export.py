@@ -155,7 +155,9 @@ def _whole_or_none(rows: Iterator[dict[str, Any]], left_out: Counter[str]) -> li
     """All rows of a session that is still there."""
     try:
         return list(rows)
-    except (NotFound, Gone):
+    except (NotFound, Gone) as error:
+        if error.message.startswith(("HTTP ", "Not Found")):
+            raise  # not Steno's word: of what stands before the proxy, say
         left_out["deleted meanwhile"] += 1
     except Conflict:  # since it was listed
         left_out[TEXT_ONLY] += 1

@@ -232,3 +232,18 @@ def test_an_export_goes_on_where_a_proxy_was_away_for_a_moment(tmp_path: Path, m
     done = CliRunner().invoke(app, ["sessions", "export", "--run", "r", "-o", str(tmp_path / "out.jsonl")])
     assert done.exit_code == 0, done.exception
     assert "/sessions" in failed and "/sessions/lesson.0" in failed
+
+
+def test_a_404_of_what_stands_before_the_proxy_is_no_deleted_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        raise NotFound("HTTP 404 Not Found (request 1)")
+        yield
+
+    monkeypatch.setattr(export, "_rows", rows)
+    to = tmp_path / "out.jsonl"
+    to.write_text("before")
+    with pytest.raises(NotFound):
+        export_sessions(FakeProxy().client(), ["a"], to, left_out=Counter[str]())
+    assert to.read_text() == "before"
