@@ -235,7 +235,7 @@ class UpdateRunner:
                 self._serve(update)
                 return
             self._proved = self._proved or self._engine.cards()[0].policy_version
-            if self._good is None:
+            if self._good is None and self.healthy:  # else what is there now is not what it is called
                 self._good = await self._base(update.spec)
             if self.healthy:
                 self.gate.close(update.version)

@@ -70,3 +70,16 @@ async def test_weights_whose_probe_is_not_answered_in_time_fail_and_may_come_aga
     await idle(bench)
     assert bench.updates.healthy and bench.updates.cards()[0].policy_version == "base/0"
     await ready(proxy, tmp_path, 1, deadline_s=0.5)  # not as weights whose probe was answered, and with other numbers
+
+
+async def test_refused_weights_are_nothing_to_go_back_to(bench: Bench, tmp_path: Path) -> None:
+    """Nothing was there to go back to at the first refusal either: the start could not be probed."""
+    start_from(bench, tmp_path / "model")
+    score_with(bench, "base/0", breaks)
+    proxy = bench.proxy()
+    for step in (1, 2):
+        bench.engine.scores = [-5.0, -7.0]
+        proxy.tell(Apply(await ready(proxy, tmp_path, step)))
+        await proxy.until("failed")
+        await idle(bench)
+        assert not bench.updates.healthy, step
