@@ -51,7 +51,7 @@ def test_so_many_run_at_a_time_and_what_each_said_stands_together(tmp_path: Path
     code, said = at_a_time(tmp_path, {name: meet.format(name) for name in names}, count, *names)
     assert code == 0, said
     for name in names:
-        assert re.search(rf"#### {name}: exit code 0 after \d+ s\033\[0m\n{name} began\n{name} ended\n", said)
+        assert re.search(rf"#### {name}: exit code 0 after \d+ s, with \d+ s of processor time\033\[0m\n{name} began\n{name} ended\n", said)
     assert said.count("exit code 0") == 3
     running = itertools.accumulate(
         1 if line.endswith("began") else -1 for line in (tmp_path / "log").read_text().splitlines()
@@ -69,7 +69,7 @@ def test_once_a_section_has_failed_none_begins_and_its_words_come_last(tmp_path:
     }
     code, said = at_a_time(tmp_path, sections, 2, "one", "two", "three")
     assert code == 7, said
-    assert re.search(rf"#### {failing}: exit code 7 after \d+ s\033\[0m\nbefore\n", said)
+    assert re.search(rf"#### {failing}: exit code 7 after \d+ s, with \d+ s of processor time\033\[0m\nbefore\n", said)
     assert said.endswith(f"#### {failing} failed; the end of what it said:\033[0m\nbefore\n")
     assert "went on" in said and "three" not in said
 
@@ -84,3 +84,10 @@ def test_a_program_that_fails_is_tried_once_more_and_counted(
     assert (tmp_path / "log").read_text() == "x\n" * min(passes_from, 2)
     tries = tmp_path / "tries"
     assert (tries.read_text() if tries.exists() else "") == counted
+
+
+def test_a_section_says_what_its_programs_took_of_the_processors(tmp_path: Path) -> None:
+    busy = "timeout 60 python3 -c 'import time\nwhile time.process_time() < 1.5: pass'"
+    _, said = at_a_time(tmp_path, {"idle": "sleep 1", "busy": busy}, 1, "idle", "busy")
+    took = dict(re.findall(r"#### (\w+): exit code 0 after \d+ s, with (\d+) s of processor time", said))
+    assert took["idle"] == "0" and int(took["busy"]) >= 1
