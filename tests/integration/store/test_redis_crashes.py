@@ -19,7 +19,7 @@ from tests.support.recordings import session
 from tests.support.redis_server import PATIENT, RedisServer
 
 
-class Crash(Exception):
+class Crash(BaseException):  # nothing may outlive it
     pass
 
 

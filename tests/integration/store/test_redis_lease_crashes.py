@@ -15,7 +15,7 @@ from tests.support.groups import RUN, end, finished, group, lease, speak, unacco
 from tests.support.redis_server import PATIENT, RedisServer
 
 
-class Crash(Exception):
+class Crash(BaseException):  # nothing may outlive it
     pass
 
 
