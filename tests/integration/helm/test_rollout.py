@@ -68,7 +68,7 @@ def test_the_job_runs_rollouts_that_share_a_run(
     job = only(manifests, "Job", NAME)["spec"]
     assert (job["completions"], job["parallelism"], job["podReplacementPolicy"]) == (2, 2, "Failed")
     [rule] = job["podFailurePolicy"]["rules"]
-    assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}, (
+    assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}, (
         "a drained node is no failure"
     )
     [container] = job["template"]["spec"]["containers"]
