@@ -51,7 +51,10 @@ def test_so_many_run_at_a_time_and_what_each_said_stands_together(tmp_path: Path
     code, said = at_a_time(tmp_path, {name: meet.format(name) for name in names}, count, *names)
     assert code == 0, said
     for name in names:
-        assert re.search(rf"#### {name}: exit code 0 after \d+ s, with \d+ s of processor time\033\[0m\n{name} began\n{name} ended\n", said)
+        assert re.search(
+            rf"#### {name}: exit code 0 after \d+ s, with \d+ s of processor time\033\[0m\n{name} began\n{name} ended\n",
+            said,
+        )
     assert said.count("exit code 0") == 3
     running = itertools.accumulate(
         1 if line.endswith("began") else -1 for line in (tmp_path / "log").read_text().splitlines()
