@@ -26,8 +26,10 @@
     steno:{:index}:timed         zset    none                 publish: open trial -> when the sweep looks at it next; due
     steno:{:index}:facets        hash    none                 publish: trial -> what it is found by (facets.py); goes with `all`
     steno:{:index}:archived      hash    none                 archive.lua: trial that has left Redis -> its place in the archive
-    steno:{:index}:blanks        set     none                 archive.lua, publish: places of deleted sessions and of second
-                                                              copies, until they are overwritten
+    steno:{:index}:blanks        set     none                 archive.lua, publish: places of deleted sessions, until they are
+                                                              overwritten
+    steno:{:index}:copies        hash    none                 archive.lua, publish: trial that was archived again -> places of
+                                                              its older copies; they move to `blanks` when it is deleted
     steno:{:index}:archiver      string  120 s                archive.lua: which replica archives
     steno:{:index}:archiving     string  none                 archive.lua: the object that it writes, until its sessions are known
     steno:{:index}:dead          zset    none                 publish: trial -> when its tombstone expires; trimmed by sweep
