@@ -31,7 +31,7 @@ elseif op == 'commit' then  -- 3… trial, place: their object is there, whole
     else
       local before = redis.call('HGET', KEYS[3], trial)
       local copies = redis.call('HGET', KEYS[6], trial) or ''
-      if before and before ~= place and not (copies .. ' '):find(before .. ' ', 1, true) then
+      if before and before ~= place and not copies:find(before .. ' ', 1, true) then
         redis.call('HSET', KEYS[6], trial, copies .. before .. ' ')  -- it goes when the session does, and not before
       end
       redis.call('HSET', KEYS[3], trial, place)
