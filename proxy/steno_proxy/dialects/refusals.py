@@ -7,6 +7,8 @@ from typing import Any
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.bounds import number
 
+COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
+"""Tools that the client runs by screenshots, and that are not offered here."""
 _SHOWN_CHARS = 40
 
 
@@ -20,6 +22,15 @@ def nobody_runs(path: str, value: Any) -> BadRequest:
     """The error for a request whose tools are all left out: asked for what only they can find out, a model makes it up."""
     told = "the provider runs it, nobody here can, and the request has no other tool"
     return BadRequest(f"{path}: got {shown(value)}: {told}", field=path)
+
+
+def not_by_screenshots(path: str, kind: str) -> BadRequest:
+    """The error for a tool of COMPUTERS."""
+    return BadRequest(
+        f"{path}.type: got {kind!r}: the client runs it by screenshots, which no model here was taught. Offer what it does as"
+        " function tools",
+        field=f"{path}.type",
+    )
 
 
 def shown(value: Any) -> str:

@@ -15,19 +15,7 @@ from steno.contracts.chat import Tool
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.base import check_wire, dotted
 from steno_proxy.dialects.parts import SeenParts
-from steno_proxy.dialects.refusals import must_be, nobody_runs
-
-COMPUTERS = frozenset({"computer", "computer_use", "computer_use_preview"})
-"""Tools that the client runs by screenshots, and that are not offered here."""
-
-
-def not_by_screenshots(path: str, kind: str) -> BadRequest:
-    """The error for a tool of COMPUTERS."""
-    return BadRequest(
-        f"{path}.type: got {kind!r}: the client runs it by screenshots, which no model here was taught. Offer what it does as"
-        " function tools",
-        field=f"{path}.type",
-    )
+from steno_proxy.dialects.refusals import COMPUTERS, must_be, nobody_runs, not_by_screenshots
 
 
 class _ToolFunction(msgspec.Struct):

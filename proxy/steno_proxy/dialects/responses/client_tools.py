@@ -20,8 +20,7 @@ import msgspec
 from steno.contracts.chat import Tool
 from steno.contracts.client_functions import APPLY_PATCH, LOCAL_SHELL, SHELL, ClientFunction
 from steno.contracts.errors import BadRequest
-from steno_proxy.dialects.openai.chat_tools import COMPUTERS, not_by_screenshots
-from steno_proxy.dialects.refusals import must_be
+from steno_proxy.dialects.refusals import COMPUTERS, must_be, not_by_screenshots
 
 Json = dict[str, Any]
 ARGUMENTS = "arguments"
@@ -107,7 +106,7 @@ KINDS = {
     )
 }  # fmt: skip
 CALLS = {kind.call: kind for kind in KINDS.values()}
-OUTPUTS = {f"{kind.call}_output": kind for kind in KINDS.values()}
+OUTPUTS = frozenset(f"{kind.call}_output" for kind in KINDS.values())
 
 
 def kind_of(path: str, tool: Json) -> ClientKind | None:
