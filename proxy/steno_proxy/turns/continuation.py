@@ -124,9 +124,8 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
         said = RequestMessages(messages, merges, *keys, offered=job.tools, gathered=together)
         await _digest(said, pace, long)
     seen, form = await _recognise(recorder, recording, said)
-    if (
-        seen.parent < 0 and said is not apart
-    ):  # none of these replies is on record as it is: they stay as they were sent
+    # None of the replies that were put together is on record: they stay as they were sent.
+    if seen.parent < 0 and said is not apart:
         said = apart
         seen, form = await _recognise(recorder, recording, said)
     seals = 0
