@@ -250,13 +250,17 @@ class EventLines:
             self._data += value.removeprefix(" ")
         elif not line:
             data, self._data = self._data, ""
-            if data:
-                try:
-                    event = msgspec.json.decode(data, type=dict[str, Any])
-                except msgspec.DecodeError as error:  # the same event is asked for again
-                    raise ProtocolError(f"not an event of a Steno proxy: {error}") from error
-            self._cursor = self._id
-            if data:
+            event = _event(data) if data else None
+            self._cursor = self._id  # only now: an event that can't be read is asked for again
+            if event is not None:
                 self.ended = event.get("type") in ("completed", "aborted", "deleted")
                 return self._cursor or "", event
         return None
+
+
+def _event(data: str) -> dict[str, Any]:
+    try:
+        event: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"not an event of a Steno proxy: {error}") from error
+    return event
