@@ -41,6 +41,7 @@ class GroupOptions:
     fork_of: ForkOf | None = None
 
     def spec(self, task: Task, group_id: str) -> GroupSpec:
+        """What a group of this task is registered with."""
         withheld = kept_on_record(task.hidden)
         return GroupSpec(
             group_id=group_id,

@@ -233,6 +233,7 @@ class Rollouts:
         return replace(assignment, trial=taken.trial, claim=taken.epoch)
 
     async def _until_others_ended(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
+        """Until no trial of other launchers is waited for. A trial of ours that is lost may become one of theirs."""
         while self._first.stopped is None and (self._others or self._tasks):
             await self._look_at_others(running, results)
             if self._tasks:  # one of these may be lost yet
