@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from steno import AsyncClient, Client, LeaseRequest, Limits, SamplingPolicy, StenoError
 from steno.contracts.errors import BadRequest, ConfigError
-from steno.contracts.leases import Lease
+from steno.contracts.leases import MOST_LEASES, Lease
 from steno.contracts.policy import Update
 from steno.contracts.train_models import checked
 from steno_adapters.collected_group import Branches, CollectedGroup, read_group
@@ -38,9 +38,6 @@ from steno_rollouts.trials.runner import TrialRunner
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-MOST_LEASES = 256
-"""In one request."""
 
 
 class Collector:

@@ -22,7 +22,16 @@ from torch import Tensor
 
 from steno import Client, StenoError
 from steno.contracts.errors import BadRequest, Conflict, NotFound
-from steno.contracts.policy import LINEAGE, Manifest, Probe, ShardEntry, TensorEntry, Update, UpdateSpec
+from steno.contracts.policy import (
+    LINEAGE,
+    MOST_DEADLINE_S,
+    Manifest,
+    Probe,
+    ShardEntry,
+    TensorEntry,
+    Update,
+    UpdateSpec,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +43,6 @@ PAUSE_S = 0.2
 """Between attempts while the proxy is away."""
 FAILED_PAUSE_S, MAX_FAILED_PAUSE_S = 5.0, 60.0
 """Before an update that no worker took is posted again, doubling: the proxy then asks every worker anew."""
-MOST_DEADLINE_S = 86400.0
-"""That an update may have, by the contract."""
 _VERSION = re.compile(rf"({LINEAGE[1:-1]})/(0|[1-9][0-9]*)")
 
 

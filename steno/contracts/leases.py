@@ -29,6 +29,8 @@ from steno.contracts.records import Group, Session
 
 CONSUMER = r"^[A-Za-z0-9._-]{1,128}$"
 REQUEST_ID = r"^[A-Za-z0-9._-]{1,64}$"
+MOST_LEASES = 256
+"""In one request."""
 EPOCH_HEADER = "steno-epoch"
 """The epoch under which a registered trainer leases and publishes. A header, since a replica of an older version refuses a field
 that it does not know, and ignores a header."""
@@ -64,7 +66,7 @@ class LeaseRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     run_id: str | None = Field(None, max_length=128)
     consumer: str = Field(pattern=CONSUMER)
-    max_groups: int = Field(1, ge=0, le=256)
+    max_groups: int = Field(1, ge=0, le=MOST_LEASES)
     wait_s: float = Field(0.0, ge=0, le=60, allow_inf_nan=False)
     ttl_s: float = Field(600.0, ge=1, le=86400, allow_inf_nan=False)
     request_id: str | None = Field(None, pattern=REQUEST_ID)

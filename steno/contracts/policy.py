@@ -12,6 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, SerializerFunctionWrapHandler, model_serializer
 
 LINEAGE = r"^[A-Za-z0-9._-]{1,64}$"
+MOST_DEADLINE_S = 86400
+"""Of an update."""
 DIGEST = r"^[0-9a-f]{32}$"
 Transport = Literal["filesystem", "stream", "nccl"]
 PATCHES = "weight_patches"
@@ -159,7 +161,7 @@ class UpdateSpec(BaseModel):
     manifest: Manifest
     kv: Literal["recompute", "keep"] = "recompute"
     probe: Probe | None = None
-    deadline_s: float = Field(600.0, gt=0, le=86400, allow_inf_nan=False)
+    deadline_s: float = Field(600.0, gt=0, le=MOST_DEADLINE_S, allow_inf_nan=False)
 
     @property
     def version(self) -> str:

@@ -11,6 +11,7 @@ from pydantic import Field, SecretStr
 from steno.config.object_store import check_url
 from steno.config.settings import PROXY_HELP, ProxyUrl, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
+from steno.contracts.policy import MOST_DEADLINE_S
 from steno.contracts.train_models import ModelNames
 from steno_trainer.config import Need, TrainerSettings
 
@@ -101,7 +102,7 @@ class RunSettings(TrainerSettings):
     push_deadline_s: float = Field(
         600.0,
         gt=0,
-        le=86400,
+        le=MOST_DEADLINE_S,
         description="seconds that workers have to load the weights; later, a worker counts as failed",
     )
     kv: Literal["recompute", "keep"] = Field(

@@ -8,11 +8,11 @@ import asyncio
 import pytest
 
 from steno.contracts.errors import Conflict, Forbidden, Gone, Superseded, Unreachable
-from steno.contracts.leases import Lease, LeaseRequest
+from steno.contracts.leases import MOST_LEASES, Lease, LeaseRequest
 from steno.contracts.records import Timings, TokenSpan, Turn
 from steno.contracts.rest import UnreadableTurn
 from steno_trainer.data import lease_feed as feed_module
-from steno_trainer.data.lease_feed import MOST_LEASES, LeaseFeed
+from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Reason
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy, lease

@@ -21,7 +21,7 @@ from typing import Self
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Gone, NotFound, StenoError, Superseded
-from steno.contracts.leases import Lease, LeaseRequest
+from steno.contracts.leases import MOST_LEASES, Lease, LeaseRequest
 from steno.contracts.records import Sample
 from steno_trainer.data.ledger import Ledger, Reason, book_missing
 
@@ -35,8 +35,6 @@ READERS = 8
 """Sessions that are read at the same time."""
 GIVE_BACK_S = 5.0
 """How long it may take to give back, at the end, what is held: the proxy may be away, and who ends this waits."""
-MOST_LEASES = 256
-"""In one request, by the contract: a step of more groups takes several."""
 AGAIN_S = 2.0
 """How long to wait after a request that failed for good: the proxy may be restarting."""
 
