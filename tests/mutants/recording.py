@@ -15,19 +15,19 @@ _TREE, _ECHOES, _CUTS, _SAMPLES = (
     f"proxy/steno_proxy/sessions/{name}.py" for name in ("tree", "messages/echoes", "messages/cuts", "samples")
 )
 
-_PADS = ("tests/unit/turn/test_transcript.py",)
-_MAILBOXES = ("tests/unit/turn/test_streams.py",)
-_CHOICES = ("tests/unit/turn/test_choice.py",)
+_PADS = ("tests/unit/proxy/turns/test_transcript.py",)
+_MAILBOXES = ("tests/unit/proxy/workers/test_streams.py",)
+_CHOICES = ("tests/unit/proxy/turns/test_choice.py",)
 _TURNS = ("tests/integration/http/test_turns.py",)
 _FAILOVERS = ("tests/integration/http/test_failover.py",)
-_RECORDERS = ("tests/unit/turn/test_recorder.py",)
+_RECORDERS = ("tests/unit/proxy/session_cache/test_recorder.py",)
 _TREES = (
-    "tests/unit/sessions/test_tree.py",
-    "tests/unit/sessions/test_tree_open.py",
-    "tests/unit/sessions/test_tree_properties.py",
+    "tests/unit/proxy/sessions/test_tree.py",
+    "tests/unit/proxy/sessions/test_tree_open.py",
+    "tests/unit/proxy/sessions/test_tree_properties.py",
 )
-_ECHOED = ("tests/unit/sessions/test_echoes.py", "tests/unit/sessions/test_cuts.py")
-_SAMPLED = ("tests/unit/sessions/test_samples.py",)
+_ECHOED = ("tests/unit/proxy/sessions/test_echoes.py", "tests/unit/proxy/sessions/test_cuts.py")
+_SAMPLED = ("tests/unit/proxy/sessions/test_samples.py",)
 
 MUTANTS = (
     Mutant(
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "reasoning-tokens-of-content", "tokens that became text are counted with the reasoning after them", _TRANSCRIPT,
         "        if event.content or event.tool_calls:\n            self._said_tokens = self.tokens\n", "",
-        ("tests/unit/turn/test_reasoning_tokens.py",),
+        ("tests/unit/proxy/turns/test_reasoning_tokens.py",),
     ),
     Mutant(
         "open-block-recorded", "a turn that broke has a block on record that was never closed for its client", _RECORD,
@@ -118,7 +118,7 @@ MUTANTS = (
         "late-uncounted", "tokens of a cancelled stream that nobody takes are counted nowhere", _STREAMS,
         "        metrics.LATE_TOKENS.inc(sum(len(event.ids) >> 2 for event in self.leftover() if type(event) is Delta))\n",
         "        self.leftover()\n",
-        ("tests/unit/turn/test_choice.py",),
+        ("tests/unit/proxy/turns/test_choice.py",),
     ),
     Mutant(
         "credit-for-tokens-only", "text without a token takes credit and never gives it back", _STREAMS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.base import Mutant
 
 _ROUTING, _PLACING = "proxy/steno_proxy/workers/routing.py", "proxy/steno_proxy/workers/placement.py"
-_PLACED = ("tests/unit/test_routing.py", "tests/unit/test_placing.py")
-_NAMES, _HEARD = "proxy/steno_proxy/policies/model_names.py", ("tests/unit/policies/test_names.py",)
+_PLACED = ("tests/unit/proxy/workers/test_routing.py", "tests/unit/proxy/workers/test_placing.py")
+_NAMES, _HEARD = "proxy/steno_proxy/policies/model_names.py", ("tests/unit/proxy/policies/test_names.py",)
 _RETIRE = "proxy/steno_proxy/store/redis/lua/policy_retire.lua"
 
 MUTANTS = (

@@ -13,10 +13,10 @@ _CODEC, _TALLY = "proxy/steno_proxy/store/encoding/codec.py", "proxy/steno_proxy
 
 _CONTRACT = ("tests/integration/store/test_redis_contract.py",)
 _RACES = ("tests/integration/store/test_redis_run_races.py",)
-_DECIDED = ("tests/unit/store/test_run_decisions.py",)
-_MEMORY = ("tests/unit/store/test_memory.py",)
+_DECIDED = ("tests/unit/proxy/store/test_run_decisions.py",)
+_MEMORY = ("tests/unit/proxy/store/test_memory.py",)
 _CRASHES = ("tests/integration/store/test_redis_lease_crashes.py",)
-_ENCODED = ("tests/unit/store/test_codec.py",)
+_ENCODED = ("tests/unit/proxy/store/test_codec.py",)
 
 MUTANTS = (
     Mutant(
@@ -115,6 +115,6 @@ MUTANTS = (
     Mutant(
         "unscored-for-good", "a trial without a reward is final before its reward may come", _TALLY,
         "return NotTrained.UNSCORED, bool(head.final)", "return NotTrained.UNSCORED, True",
-        ("tests/unit/store/test_memory.py", "tests/unit/store/test_lease_histories.py"),
+        ("tests/unit/proxy/store/test_memory.py", "tests/unit/proxy/store/test_lease_histories.py"),
     ),
 )  # fmt: skip
