@@ -1,6 +1,6 @@
 """The generated pages of docs/, and the chart's schema: what the code itself says of its settings, metrics, commands and routes.
 
-`PAGES` maps each page to the function that writes it; tests/unit/test_docs.py asks that none is stale.
+`PAGES` maps each page to the function that writes it; tests/unit/house/test_docs.py asks that none is stale.
 """
 
 from __future__ import annotations

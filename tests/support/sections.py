@@ -1,7 +1,7 @@
 """Which modules of tests a section of `.ci/run` has no test in, told without importing them.
 
 A section's mark mostly stands at the top of a module, in `pytestmark`, and holds for all its tests. A module with such a mark
-anywhere else is never left out. A mark stands in the test's own module: tests/unit/test_sections.py asks that.
+anywhere else is never left out. A mark stands in the test's own module: tests/unit/house/test_sections.py asks that.
 """
 
 from __future__ import annotations

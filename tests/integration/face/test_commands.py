@@ -16,7 +16,7 @@ from steno.client.client import Steno
 from steno.contracts.rest import Completion
 from tests.support import forked
 from tests.support.stack import Stack
-from tests.unit.test_docs import LINES
+from tests.unit.house.test_docs import LINES
 
 
 @pytest.fixture(scope="module")
