@@ -13,12 +13,12 @@ _READER, _REPLAY, _STOPS, _EXTEND = (
     f"inference_worker/steno_worker/chat/{name}.py" for name in ("reader", "replay", "stops", "extend")
 )
 
-_JOBS = ("tests/unit/chat/test_job.py",)
-_REPLAYS = ("tests/unit/chat/test_replay.py",)
-_STOPPED = ("tests/unit/chat/test_stops.py",)
+_JOBS = ("tests/unit/worker/chat/test_job.py",)
+_REPLAYS = ("tests/unit/worker/chat/test_replay.py",)
+_STOPPED = ("tests/unit/worker/chat/test_stops.py",)
 _STREAMED = ("tests/unit/worker/test_streams.py",)
-_EXTENDED = ("tests/unit/chat/test_extend.py",)
-_GATES = ("tests/unit/weights/test_gate.py",)
+_EXTENDED = ("tests/unit/worker/chat/test_extend.py",)
+_GATES = ("tests/unit/worker/weights/test_gate.py",)
 
 MUTANTS = (
     Mutant(
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "tokens-after-one-call", "what the model said after its only call is recorded with it", _READER,
         "                return StepText(step.ids[: index + 1], whole, \"stop\", ONE_CALL)\n",
-        "                return StepText(step.ids, whole, \"stop\", ONE_CALL)\n", (*_JOBS, "tests/unit/chat/test_hermes.py"),
+        "                return StepText(step.ids, whole, \"stop\", ONE_CALL)\n", (*_JOBS, "tests/unit/worker/chat/test_hermes.py"),
     ),
     Mutant(
         "stop-shown-in-part", "all of a stop string but its last characters may leave before it is whole", _STOPS,

@@ -31,7 +31,7 @@ from tests.support.stack import running
 from tests.support.waiting import until
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.test_follow import following
-from tests.unit.weights.test_updates import Bench, Proxy
+from tests.unit.worker.weights.test_updates import Bench, Proxy
 
 URL = f"s3://{BUCKET}/runs/one"
 

@@ -13,7 +13,7 @@ from steno.contracts.chat import Job, Message
 from steno.contracts.errors import BadRequest, ConfigError
 from steno_worker.chat.fold import MessageFolding
 from steno_worker.chat.hf import HfChatFormat
-from tests.unit.chat.families import (
+from tests.unit.worker.chat.families import (
     FAMILIES,
     TOKENIZERS,
     TOOLS,

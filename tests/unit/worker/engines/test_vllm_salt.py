@@ -18,7 +18,7 @@ from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import WeightsRefused
 from steno_worker.interfaces import StagedUpdate
 from tests.support.shards import manifest_of, spec, two_shards
-from tests.unit.engines.no_vllm import without_vllm
+from tests.unit.worker.engines.no_vllm import without_vllm
 
 
 @pytest.fixture

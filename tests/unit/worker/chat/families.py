@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from steno.contracts.chat import Message, Tool
 from steno_worker.chat.hf import HfChatFormat
 
-TEMPLATES = Path(__file__).parents[2] / "templates"
+TEMPLATES = Path(__file__).parents[3] / "templates"
 CORPUS = [
     "the user asks the assistant for the weather in Oslo and the tool says that it is cold",
     '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}',

@@ -16,7 +16,7 @@ from steno_worker.chat.check import check_format
 from steno_worker.chat.extend import ExtensionRefusal, extend
 from steno_worker.chat.fold import MessageFolding
 from steno_worker.chat.prompt import Prompt, PromptRenderer
-from tests.unit.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format, encoded, one_by_one
+from tests.unit.worker.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format, encoded, one_by_one
 
 EVERY = [(family, kind) for family in FAMILIES for kind in TOKENIZERS]
 every_format = pytest.mark.parametrize(("family", "kind"), EVERY, ids=[f"{family}-{kind}" for family, kind in EVERY])

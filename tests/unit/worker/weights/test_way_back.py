@@ -14,8 +14,8 @@ from steno.contracts.errors import EngineFailed, WeightsRefused
 from steno.contracts.policy import UpdateSpec
 from steno.contracts.wire.frames import Apply, Progress
 from tests.support.waiting import until
-from tests.unit.weights.test_patched_updates import Side, side
-from tests.unit.weights.test_updates import PROBE, Bench, Proxy, bench, folder_spec, idle, stream_spec
+from tests.unit.worker.weights.test_patched_updates import Side, side
+from tests.unit.worker.weights.test_updates import PROBE, Bench, Proxy, bench, folder_spec, idle, stream_spec
 
 __all__ = ["bench", "side"]
 

@@ -15,7 +15,7 @@ from steno.contracts.errors import ContextOverflow
 from steno_worker.chat.decode import TokenBytes
 from steno_worker.chat.fewest import NFC_SHRINKS, FewestTokens
 from steno_worker.chat.hf import HfChatFormat
-from tests.unit.chat.families import CORPUS, TOKENIZERS, transformers_tokenizer
+from tests.unit.worker.chat.families import CORPUS, TOKENIZERS, transformers_tokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "</tool_response>", "[INST]")
 

@@ -11,7 +11,7 @@ from steno.contracts.chat import Job, Sampling, ToolCallPiece
 from steno.contracts.records import ids_to_bytes
 from steno.contracts.wire.frames import Shown
 from steno_worker.chat.replay import law_of_the_rest
-from tests.unit.chat.test_job import CALL, STOP, Outcome, Told, chat, run, step, tokens
+from tests.unit.worker.chat.test_job import CALL, STOP, Outcome, Told, chat, run, step, tokens
 
 WHOLE = [*tokens(f"<think>\nLet me see.\n</think>\n\nI look, twice.\n{CALL}\n{CALL}"), STOP]
 

@@ -9,7 +9,7 @@ import pytest
 from steno.contracts.chat import Message
 from steno_worker.chat.check import check_format
 from steno_worker.chat.fold import MessageFolding, probe, short_call_id
-from tests.unit.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format
+from tests.unit.worker.chat.families import FAMILIES, TOKENIZERS, TOOLS, chat_format
 
 
 def say(role: str, content: Any) -> Message:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models
 
 from steno.contracts.errors import ConfigError
 from steno_worker.chat.decode import ByteDecoder, TokenBytes
-from tests.unit.chat.families import TOKENIZERS
+from tests.unit.worker.chat.families import TOKENIZERS
 
 BUILT = {kind: make() for kind, make in TOKENIZERS.items()}
 TABLES = {kind: TokenBytes(tokenizer) for kind, tokenizer in BUILT.items()}

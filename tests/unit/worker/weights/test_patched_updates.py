@@ -25,7 +25,7 @@ from steno_worker.weights.staged_files import UpdateAbandoned
 from steno_worker.weights.update_state import WeightUpdate
 from tests.support.patches import Chain
 from tests.support.waiting import until
-from tests.unit.weights.test_updates import Bench, Proxy
+from tests.unit.worker.weights.test_updates import Bench, Proxy
 
 KINDS = ("filesystem", "stream")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.wire.frames import Apply
-from tests.unit.weights.test_updates import PROBE, SHARDS, Bench, Proxy, bench, folder_spec, idle, write
+from tests.unit.worker.weights.test_updates import PROBE, SHARDS, Bench, Proxy, bench, folder_spec, idle, write
 
 __all__ = ["bench"]
 Score = Callable[[], Awaitable[list[float]]]

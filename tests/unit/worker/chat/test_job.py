@@ -19,7 +19,7 @@ from steno.contracts.wire.frames import Count, Counted, Delta, Finish, Generate,
 from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.chat.reader import ONE_CALL
 from steno_worker.interfaces import TokenStep, TokenTally
-from tests.unit.chat.families import TOOLS, chat_format, encoded, one_by_one
+from tests.unit.worker.chat.families import TOOLS, chat_format, encoded, one_by_one
 
 FORMAT = chat_format("qwen3")
 STOP = min(FORMAT.stop_ids)
