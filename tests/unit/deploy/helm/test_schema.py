@@ -13,7 +13,7 @@ import yaml
 
 from scripts.chart_schema import LEFT_OUT, PROGRAMS
 
-CHART = Path(__file__).parents[3] / "helm/steno"
+CHART = Path(__file__).parents[4] / "helm/steno"
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -52,5 +52,5 @@ def test_the_defaults_are_valid_and_every_value_has_one() -> None:
 
 def test_the_chart_is_of_this_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    version = (Path(__file__).parents[3] / "pyproject.toml").read_text().split('\nversion = "')[1].split('"')[0]
+    version = (Path(__file__).parents[4] / "pyproject.toml").read_text().split('\nversion = "')[1].split('"')[0]
     assert chart["appVersion"] == chart["version"] == version

@@ -17,7 +17,7 @@ from scripts.watching import dashboard, rule_groups
 from steno_trainer.reporting.trackers import Prometheus
 from steno_worker.metrics import WorkerMetrics
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PANELS = [panel for _, panels in ROWS for panel in panels]
 
 
