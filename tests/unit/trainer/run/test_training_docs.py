@@ -16,7 +16,7 @@ from steno_trainer.objective.ratios import RatioLevel
 from steno_trainer.objective.registry import REGISTRY
 from steno_trainer.step.step import SCALARS
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 TRAINING = (DOCS / "training.md").read_text()
 PAGES = TRAINING + (DOCS / "objective.md").read_text()
 

@@ -31,7 +31,7 @@ REFUSED = {
     "phi": "its output head is not a plain matrix", "gptj": "not supported",
 }  # fmt: skip
 LONGEST = 256
-PAGE = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "training.md").read_text()
 
 
 def load(family: str, folder: Path, **more: object) -> PolicyModel:

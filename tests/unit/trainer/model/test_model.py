@@ -16,7 +16,7 @@ from steno_trainer.model.sequence_parallel import take_share
 from steno_trainer.packing.collate import collate
 from tests.unit.trainer.rows import row
 
-TINY = str(Path(__file__).resolve().parents[3] / "steno/models/tiny")
+TINY = str(Path(__file__).resolve().parents[4] / "steno/models/tiny")
 ROWS = [row("a", 9, [3, 8]), row("b", 5, [1, 2, 4], seed=1), row("c", 2, [1], seed=2)]
 ADVANTAGES = {"a": 1.0, "b": -1.0, "c": 0.5}
 

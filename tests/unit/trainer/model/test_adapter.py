@@ -19,7 +19,7 @@ from steno_trainer.weights.adapters import MergedWeights, adapted_layers, write_
 from steno_trainer.weights.source import ModelWeights
 from tests.unit.trainer.families import build
 
-TINY = str(Path(__file__).resolve().parents[3] / "steno/models/tiny")
+TINY = str(Path(__file__).resolve().parents[4] / "steno/models/tiny")
 IDS = torch.arange(24).reshape(2, 12)
 
 

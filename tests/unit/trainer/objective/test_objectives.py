@@ -19,9 +19,9 @@ from steno_trainer.objective.registry import REGISTRY
 from steno_trainer.objective.terms import Terms
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import objective_of
-from tests.unit.trainer.test_loss import case
+from tests.unit.trainer.objective.test_loss import case
 
-FOLDER = Path(__file__).parents[3] / "trainer_bridge/steno_trainer/objective"
+FOLDER = Path(__file__).parents[4] / "trainer_bridge/steno_trainer/objective"
 
 
 def clip(r, a, _, low, high, c):

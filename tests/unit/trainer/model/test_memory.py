@@ -43,7 +43,7 @@ from steno_trainer.model.memory_estimate import (
 )
 from tests.unit.trainer.families import TINY_CONFIGS
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 KINDS = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),

@@ -12,7 +12,7 @@ from steno_trainer.model import attention, sharing
 from steno_trainer.model.model import PolicyModel, load_model
 from steno_trainer.model.sharing import why_not_shared
 from tests.unit.trainer.families import ALONE, Engine, build
-from tests.unit.trainer.test_coverage import LONGEST, PACKED
+from tests.unit.trainer.model.test_coverage import LONGEST, PACKED
 
 
 def load(family: str, folder: Path) -> PolicyModel:
