@@ -23,7 +23,7 @@ from steno_rollouts.tasks.rows import rows
 from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.tasks.task import load_tasks
 
-SAVED = Path(__file__).parents[2] / "fixtures" / "datasets-5.2.0"
+SAVED = Path(__file__).parents[3] / "fixtures" / "datasets-5.2.0"
 
 
 def parquet(path: Path, **columns: Any) -> Path:
