@@ -18,8 +18,8 @@ _TREE, _ECHOES, _CUTS, _SAMPLES = (
 _PADS = ("tests/unit/proxy/turns/test_transcript.py",)
 _MAILBOXES = ("tests/unit/proxy/workers/test_streams.py",)
 _CHOICES = ("tests/unit/proxy/turns/test_choice.py",)
-_TURNS = ("tests/integration/http/test_turns.py",)
-_FAILOVERS = ("tests/integration/http/test_failover.py",)
+_TURNS = ("tests/integration/http/turns/test_turns.py",)
+_FAILOVERS = ("tests/integration/http/faults/test_failover.py",)
 _RECORDERS = ("tests/unit/proxy/session_cache/test_recorder.py",)
 _TREES = (
     "tests/unit/proxy/sessions/test_tree.py",

@@ -16,8 +16,8 @@ from steno.contracts.errors import ContextOverflow
 from steno.contracts.records import OPEN
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.http.test_ending import SlowStore
-from tests.integration.http.test_failing import FailingStore
+from tests.integration.http.faults.test_failing import FailingStore
+from tests.integration.http.turns.test_ending import SlowStore
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.redis_server import PATIENT
 

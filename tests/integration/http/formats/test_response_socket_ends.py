@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from steno_proxy.api.bodies_in_flight import BodiesInFlight
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.http.test_response_socket import asked, opened
+from tests.integration.http.formats.test_response_socket import asked, opened
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
 

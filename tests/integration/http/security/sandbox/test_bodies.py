@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.http.sandbox.conftest import CHAT, HTTP, Target
+from tests.integration.http.security.sandbox.conftest import CHAT, HTTP, Target
 
 
 def bomb() -> bytes:

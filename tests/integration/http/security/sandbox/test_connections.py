@@ -10,8 +10,8 @@ import threading
 import time
 from urllib.parse import quote
 
-from tests.integration.http.sandbox.conftest import CHAT, HTTP, NAMES, Target
-from tests.integration.http.sandbox.test_framing import AMBIGUOUS, SMUGGLED
+from tests.integration.http.security.sandbox.conftest import CHAT, HTTP, NAMES, Target
+from tests.integration.http.security.sandbox.test_framing import AMBIGUOUS, SMUGGLED
 
 
 def test_thousands_of_connections_that_say_nothing_or_little(proxy: Target) -> None:

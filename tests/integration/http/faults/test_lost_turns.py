@@ -16,7 +16,7 @@ from steno.contracts.wire.frames import Generate
 from steno_proxy import metrics
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.http.test_retries import AGAIN
+from tests.integration.http.faults.test_retries import AGAIN
 from tests.support.losing import LosingRedis, LosingStore
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.redis_server import PATIENT, RedisServer

@@ -8,7 +8,7 @@ import pytest
 import websockets.sync.client
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.integration.http.sandbox.conftest import ADMIN, CHAT, HTTP, NAMES, WORKER, Target, statuses
+from tests.integration.http.security.sandbox.conftest import ADMIN, CHAT, HTTP, NAMES, WORKER, Target, statuses
 
 CONTROL = """GET /sessions|POST /sessions|GET /sessions/victim|GET /sessions/mine|POST /sessions/mine|DELETE /sessions/victim
 DELETE /sessions/mine|GET /sessions/mine/turns|GET /sessions/victim/turns|GET /sessions/mine/samples|GET /sessions/mine/events

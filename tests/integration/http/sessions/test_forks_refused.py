@@ -12,7 +12,16 @@ from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, StenoErr
 from steno.contracts.records import ForkOf, SamplingPolicy
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.http.told_agents import CHAT_TOOL, PARAMETERS, Answers, Voice, by_chat, fork, record, sampled
+from tests.integration.http.sessions.told_agents import (
+    CHAT_TOOL,
+    PARAMETERS,
+    Answers,
+    Voice,
+    by_chat,
+    fork,
+    record,
+    sampled,
+)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from steno.contracts.errors import EngineFailed
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.http.test_retries import AGAIN, ask, leave_after, read, samples, text
+from tests.integration.http.faults.test_retries import AGAIN, ask, leave_after, read, samples, text
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.redis_server import PATIENT, RedisServer
 from tests.support.waiting import until

@@ -21,7 +21,7 @@ from steno_proxy.tracing.content import MOST_CHARS, shown
 from steno_proxy.tracing.spans import linked
 from steno_proxy.tracing.traces import Traces
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.http.test_failover import two
+from tests.integration.http.faults.test_failover import two
 from tests.support.collector import Collector, attributes
 from tests.support.parrot import ParrotEngine, Say
 from tests.support.recordings import conversation, session

@@ -17,7 +17,7 @@ from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import ForkOf
 from steno.contracts.rest import Completion, GroupSpec
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.http.told_agents import (
+from tests.integration.http.sessions.told_agents import (
     AGENTS,
     CHAT_TOOL,
     Agent,

@@ -17,7 +17,7 @@ from tests.support.redis_server import PATIENT, RedisServer
 
 Item = dict[str, Any]
 TOOL: Any = {"name": "f", "input_schema": {"type": "object"}}
-RECORDED = Path(__file__).parents[2] / "fixtures" / "neighbours-30876af.json"
+RECORDED = Path(__file__).parents[3] / "fixtures" / "neighbours-30876af.json"
 HI: Any = {"role": "user", "content": "fix it"}
 
 

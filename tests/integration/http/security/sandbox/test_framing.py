@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.http.sandbox.conftest import ADMIN, CHAT, Target, statuses
+from tests.integration.http.security.sandbox.conftest import ADMIN, CHAT, Target, statuses
 
 SMUGGLED = b"GET /sessions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer " + ADMIN.encode() + b"\r\n\r\n"
 """With the admin's key, so that whoever reads it as a request is found out."""
