@@ -27,9 +27,9 @@ from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.redis.schema import ALL, ARCHIVED, group_index_key, group_key, status_key
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.recording_contract import END
-from tests.support.recordings import conversation, session
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.recording import END
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.recordings import conversation, session
 
 GROUP = 8
 TURNS = 6

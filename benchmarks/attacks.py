@@ -33,9 +33,9 @@ import websockets
 
 from benchmarks.report import describe_machine
 from benchmarks.targets import LOAD_CORE, PROXY_CORE
-from tests.support.ports import free_port
-from tests.support.processes import process, until
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import process, until
 
 MIB = 2**20
 ATTACK_TIMEOUT_S = 180.0

@@ -26,9 +26,9 @@ from steno_cli.exports.export import ExportFormat
 from steno_proxy.config import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.store.memory.store import MemoryStore
-from tests.support.recording_contract import END
-from tests.support.recordings import conversation, session
-from tests.support.server import serve
+from tests.support.contracts.recording import END
+from tests.support.programs.server import serve
+from tests.support.records.recordings import conversation, session
 
 TURNS = 2
 GROUP = 8

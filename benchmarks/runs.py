@@ -18,7 +18,7 @@ from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import Group
 from steno_proxy.store.redis.store import RedisStore
 from steno_proxy.store.runs.settlement import EndedTrial
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
 
 TRIALS = 64
 WAITERS = 100

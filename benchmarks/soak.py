@@ -25,9 +25,9 @@ from typing import Any
 
 import psutil
 
-from tests.support.processes import process
-from tests.support.redis_server import RedisServer
-from tests.support.stack import ROOT, Stack, running
+from tests.support.machine.redis_server import RedisServer
+from tests.support.programs.processes import process
+from tests.support.programs.stack import ROOT, Stack, running
 
 STREAMS = 2000
 SESSIONS = 10_000

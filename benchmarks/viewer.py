@@ -35,9 +35,9 @@ from steno_proxy.server.app import create_app
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.redis_server import PATIENT, RedisServer
-from tests.support.server import serve
-from tests.support.shown_sessions import long_session, record, straight
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.programs.server import serve
+from tests.support.records.shown_sessions import long_session, record, straight
 
 FILTERS: dict[str, dict[str, Any]] = {
     "newest": {},

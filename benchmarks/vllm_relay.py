@@ -26,8 +26,8 @@ from typing import Any
 import httpx
 
 from steno.models import TINY
-from tests.support.ports import free_port
-from tests.support.stack import running
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import running
 
 READY_S = 420.0
 END_S = 30.0

@@ -43,8 +43,8 @@ from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
+from tests.support.programs.stack import Stack, running
 from tests.support.sources import SOURCES
-from tests.support.stack import Stack, running
 
 STREAMS = 2
 BUCKET_BYTES = 16 << 20

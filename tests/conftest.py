@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import forked, hangs, second_tries, sections
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
+from tests.support.plugins import hangs, second_tries, sections
+from tests.support.programs import forked
 from tests.support.sources import SOURCES
 
 os.environ["PYTHONPATH"] = SOURCES  # of programs that tests start: they run this checkout, whatever is installed

@@ -35,7 +35,7 @@ from tests.chaos.deployment import Deployment
 from tests.chaos.mutants import MUTANTS, WORKER_MUTANTS
 from tests.chaos.schedule import Schedule, draw
 from tests.chaos.story import Story, Verdict, first_versions
-from tests.support import second_tries
+from tests.support.plugins import second_tries
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ import psutil
 
 from tests.chaos.schedule import MODELS, OTHERS, REPLICAS, WORKERS
 from tests.chaos.stores import Store
-from tests.support.ports import free_port
-from tests.support.stack import ROOT
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import ROOT
 
 PROXY = """--heartbeat-s 0.3 --silence-s 1.2 --resume-grace-s 0.8 --queue-s 20 --sweep-s 1 --shutdown-s 3 --keepalive-s 0.5
            --body-timeout-s 5 --host 127.0.0.1""".split()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from tests.chaos import packets
 from tests.chaos.deployment import Deployment, Program
 from tests.chaos.schedule import Fault
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
 
 SLOW_S = 0.05
 

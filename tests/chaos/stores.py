@@ -12,7 +12,7 @@ from pathlib import Path
 
 import redis
 
-from tests.support.redis_server import RedisSentinel, RedisServer
+from tests.support.machine.redis_server import RedisSentinel, RedisServer
 
 DISK_BYTES = 96 * 2**20
 START_S = 180.0

@@ -35,8 +35,8 @@ from tests.chaos.journal import check_sampled
 from tests.chaos.predict import BASE_VERSION
 from tests.chaos.schedule import REPLICAS, Fault, Schedule
 from tests.chaos.trainer import Trainers
-from tests.support.shards import tensor, write
-from tests.support.tokens import counters
+from tests.support.records.tokens import counters
+from tests.support.weights.shards import tensor, write
 
 CONTROL_S = 180.0
 """Within this a call of the control plane succeeds: every fault is over long before."""

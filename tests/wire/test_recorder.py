@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.integration.http.conftest import running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.wire_recorder import WireRecorder
+from tests.support.workers.parrot import ParrotEngine, Say
 from tests.wire.filler import fill
 from tests.wire.fixture import read
 

@@ -20,7 +20,7 @@ from steno.contracts.wire.frames import Generate
 from steno_proxy import metrics
 from steno_proxy.metrics import DROPPED
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 from tests.wire.fixture import FOLDER, Answer, Exchange, of_agent, read, renamed
 
 FIXTURES = sorted(FOLDER.glob("*.jsonl"))

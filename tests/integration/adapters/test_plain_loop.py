@@ -20,10 +20,10 @@ from steno.contracts.errors import BadRequest
 from steno.models import TINY
 from steno_adapters import AgentCall, CollectedGroup, Collector
 from steno_rollouts.config import RolloutSettings
-from tests.support.processes import until
+from tests.support.programs.processes import until
+from tests.support.programs.stack import Stack, running
+from tests.support.programs.variables import without_settings
 from tests.support.sources import ROOT, SOURCES
-from tests.support.stack import Stack, running
-from tests.support.variables import without_settings
 
 EXAMPLE = ROOT / "adapters/examples/plain_loop.py"
 

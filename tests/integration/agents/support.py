@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from steno.contracts.records import OPEN
-from tests.support.stack import Stack, running
+from tests.support.programs.stack import Stack, running
 
 Turn = dict[str, Any]
 TASK_S = 300

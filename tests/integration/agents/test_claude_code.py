@@ -33,7 +33,7 @@ from tests.integration.agents.support import (
     run_and_kill,
     scripted,
 )
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 

@@ -26,8 +26,8 @@ from tests.integration.agents.support import (
     run_and_kill,
     scripted,
 )
-from tests.support.stack import Stack
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
+from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 

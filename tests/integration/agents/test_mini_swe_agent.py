@@ -16,7 +16,7 @@ from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
 from tests.integration.agents.mini_script import COMMANDS
 from tests.integration.agents.support import check_forked, fork, is_fixed, output, prompt_ids, run, scripted
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 

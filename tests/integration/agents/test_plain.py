@@ -26,7 +26,7 @@ from tests.integration.agents.support import (
     run,
     scripted,
 )
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 

@@ -11,7 +11,7 @@ import pytest
 
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import shell, urls
-from tests.support.stack import Stack, running
+from tests.support.programs.stack import Stack, running
 
 pytestmark = pytest.mark.agents
 

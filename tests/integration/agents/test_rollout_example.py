@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.stack import ROOT, running
+from tests.support.programs.stack import ROOT, running
 
 pytestmark = pytest.mark.agents
 

@@ -1,6 +1,6 @@
 """A container engine with storage of its own, a tiny image in it, and `steno rollout` with containers.
 
-Podman, unless STENO_TEST_ENGINE says `docker` (tests/support/docker_daemon.py).
+Podman, unless STENO_TEST_ENGINE says `docker` (tests/support/machine/docker_daemon.py).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import pytest
 from steno.client.client import Steno
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, Rollout, until_served
-from tests.support import tiny_image
-from tests.support.engine_storage import own_storage
-from tests.support.stack import Stack, running
-from tests.support.variables import without_settings
+from tests.support.machine import tiny_image
+from tests.support.machine.engine_storage import own_storage
+from tests.support.programs.stack import Stack, running
+from tests.support.programs.variables import without_settings
 
 ENGINE = os.environ.get("STENO_TEST_ENGINE", "podman")
 

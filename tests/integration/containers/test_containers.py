@@ -17,9 +17,9 @@ import pytest
 
 from steno.contracts.records import Session
 from tests.integration.containers.conftest import ADMIN, Containers
-from tests.support.far_host import PORT, far_host
-from tests.support.stack import ROOT, running
-from tests.support.tiny_image import NAME
+from tests.support.machine.far_host import PORT, far_host
+from tests.support.machine.tiny_image import NAME
+from tests.support.programs.stack import ROOT, running
 
 pytestmark = pytest.mark.containers
 

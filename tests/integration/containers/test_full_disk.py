@@ -11,7 +11,7 @@ import pytest
 from tests.integration.containers.conftest import Containers
 from tests.integration.containers.test_containers import AGENT, Sessions
 from tests.integration.rollouts.conftest import Rollout
-from tests.support.tiny_image import NAME
+from tests.support.machine.tiny_image import NAME
 
 pytestmark = pytest.mark.containers
 

@@ -22,7 +22,7 @@ from steno_rollouts.trials.ray import worker
 from steno_rollouts.trials.ray.parcels import Answer, Keys, NodeRequest, packed
 from tests.integration.containers.conftest import ADMIN, Containers
 from tests.integration.containers.test_containers import AGENT
-from tests.support.tiny_image import NAME
+from tests.support.machine.tiny_image import NAME
 
 pytestmark = pytest.mark.containers
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests.integration.containers.conftest import Containers
-from tests.support.stack import ROOT
-from tests.support.tiny_image import NAME
+from tests.support.machine.tiny_image import NAME
+from tests.support.programs.stack import ROOT
 
 pytestmark = pytest.mark.containers
 

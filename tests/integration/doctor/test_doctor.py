@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from steno_cli.doctor.redis_promises import STALLED_S
-from tests.support import forked
-from tests.support.ports import free_port
-from tests.support.redis_server import RedisSentinel, RedisServer
-from tests.support.stack import ROOT, Stack, running
+from tests.support.machine.redis_server import RedisSentinel, RedisServer
+from tests.support.programs import forked
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import ROOT, Stack, running
 
 SCRIPT = ROOT / "tests/integration/image/script.py"
 

@@ -14,8 +14,8 @@ from steno.contracts.records import bytes_to_floats, bytes_to_ids
 from steno.contracts.wire.frames import Finish
 from steno.models import TINY
 from tests.integration.engines.test_updates import Worker, worker  # noqa: F401  # a fixture
-from tests.support.adapted import adapted, adapter_update
-from tests.support.trained import logprobs_of, perturbed, update_of
+from tests.support.weights.adapted import adapted, adapter_update
+from tests.support.weights.trained import logprobs_of, perturbed, update_of
 
 
 async def test_a_generation_across_two_adapters_is_of_three_models_each_token_of_its_own(

@@ -19,8 +19,8 @@ from rich.console import Console
 from steno_cli.demo import record
 from steno_cli.demo.processes import DemoFailed
 from steno_cli.demo.record import demo
-from tests.support.ports import free_port
-from tests.support.stack import ROOT
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import ROOT
 
 
 def listens(port: int) -> bool:

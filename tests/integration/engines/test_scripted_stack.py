@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.stack import Stack, running
+from tests.support.programs.stack import Stack, running
 
 SCRIPT = """
 def say(request):

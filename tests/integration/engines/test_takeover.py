@@ -16,7 +16,7 @@ from steno.contracts.wire.frames import Generate
 from steno.models import TINY
 from steno_cli.demo.task import SYSTEM, TOOL, make_world
 from steno_worker.engines.transformers.engine import build
-from tests.support.takeover import Part, generate, rest_of
+from tests.support.workers.takeover import Part, generate, rest_of
 
 
 def job(**law: Any) -> Job:

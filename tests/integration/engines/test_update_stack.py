@@ -10,10 +10,10 @@ import pytest
 
 from steno.client.client import Steno
 from steno.models import TINY
-from tests.support.processes import until
-from tests.support.stack import Stack, running
-from tests.support.trained import perturbed, update_of
-from tests.support.updating import Answer, check_turn, committed, control, publish, upload, version_in_force
+from tests.support.programs.processes import until
+from tests.support.programs.stack import Stack, running
+from tests.support.weights.trained import perturbed, update_of
+from tests.support.workers.updating import Answer, check_turn, committed, control, publish, upload, version_in_force
 
 WORKER = ["--engine", "transformers", "--model", str(TINY)]
 

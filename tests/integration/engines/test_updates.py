@@ -21,8 +21,8 @@ from steno_worker.engines.transformers.engine import build
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.relay.generations import Generations
 from steno_worker.weights.update_runner import UpdateRunner
-from tests.support.outlet import Outlet
-from tests.support.trained import checkpoint, export, logprobs_of, perturbed, update_of
+from tests.support.weights.trained import checkpoint, export, logprobs_of, perturbed, update_of
+from tests.support.workers.outlet import Outlet
 
 
 class Worker:

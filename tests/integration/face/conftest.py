@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from steno.client.client import Steno
-from tests.support.stack import Stack, running
-from tests.support.variables import without_settings
+from tests.support.programs.stack import Stack, running
+from tests.support.programs.variables import without_settings
 
 ADMIN = "admin-key-of-the-tests"
 SCRIPT = Path(__file__).with_name("script.py")

@@ -14,7 +14,7 @@ from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, Unauthor
 from steno.contracts.records import bytes_to_ids
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
 from tests.integration.face.conftest import ADMIN
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from steno.client.client import Steno
 from steno.contracts.rest import Completion
-from tests.support import forked
-from tests.support.stack import Stack
+from tests.support.programs import forked
+from tests.support.programs.stack import Stack
 from tests.unit.house.test_docs import LINES
 
 

@@ -21,9 +21,9 @@ from steno.client.client import Steno
 from steno.contracts.rest import Completion
 from steno.models import TINY
 from tests.integration.face.conftest import ADMIN
-from tests.support.ports import free_port
-from tests.support.processes import process, until_it_answers
-from tests.support.stack import ROOT, Stack, running
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import process, until_it_answers
+from tests.support.programs.stack import ROOT, Stack, running
 
 
 def commands(page: str, heading: str) -> list[str]:

@@ -12,8 +12,8 @@ import pytest
 from steno.client.client import Steno
 from steno.contracts.rest import Completion
 from tests.integration.face.conftest import ADMIN
-from tests.support import forked
-from tests.support.stack import Stack
+from tests.support.programs import forked
+from tests.support.programs.stack import Stack
 
 CALLS = {
     "openai": "import openai\nprint(openai.OpenAI().chat.completions.create("

@@ -17,7 +17,7 @@ from openapi_python_client.config import Config, ConfigFile, MetaType
 from steno.client.client import Steno
 from steno_proxy.api.openapi import EXAMPLES
 from tests.integration.face.conftest import ADMIN
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
 
 PACKAGE = "generated_steno"
 

@@ -11,8 +11,8 @@ import openai
 from steno.client.client import Steno
 from steno.contracts.leases import LeaseRequest
 from steno.contracts.rest import Completion, GroupSpec
-from tests.support import forked
-from tests.support.stack import Stack
+from tests.support.programs import forked
+from tests.support.programs.stack import Stack
 
 
 def steno(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:

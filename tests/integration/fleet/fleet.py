@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.stack import ROOT, Stack
+from tests.support.programs.stack import ROOT, Stack
 
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("write", "look")

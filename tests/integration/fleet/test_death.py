@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.integration.fleet.fleet import TOOLS, Answer, ask, kill_speaker, names, scripted, wait_for
-from tests.support.processes import until
-from tests.support.stack import Stack, running
+from tests.support.programs.processes import until
+from tests.support.programs.stack import Stack, running
 
 PROXY = ["--resume-grace-s", "0.3", "--queue-s", "300"]
 _names = names("w")

@@ -15,7 +15,7 @@ import pytest
 from steno.models import TINY
 from steno_proxy.workers.routing import score
 from tests.integration.fleet.fleet import ask, wait_for
-from tests.support.stack import ROOT, Stack, running
+from tests.support.programs.stack import ROOT, Stack, running
 
 FAILS_AT = 60
 TOKENS = 150

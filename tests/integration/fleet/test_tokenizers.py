@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from steno.models import TINY
 from tests.integration.fleet.fleet import wait_for
 from tests.integration.vllm.model import make
-from tests.support.stack import Stack, running
+from tests.support.programs.stack import Stack, running
 
 TOKENS = {"temperature": 1.0, "max_tokens": 12}
 

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from steno.models import TINY
-from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer
-from tests.support.stack import Stack, running
-from tests.support.tcprelay import TcpRelay
-from tests.support.tokens import counters, tokens_add_up
+from tests.support.machine.redis_server import RedisServer
+from tests.support.machine.tcprelay import TcpRelay
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import Stack, running
+from tests.support.records.tokens import counters, tokens_add_up
 from tests.support.waiting import until
 
 AGENTS = 12

@@ -18,11 +18,11 @@ import pytest
 from steno.client.client import Steno
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, Rollout, until_served
-from tests.support import agents_image
-from tests.support.engine_storage import own_storage
-from tests.support.far_host import far_host
-from tests.support.stack import Stack, running
-from tests.support.variables import without_settings
+from tests.support.machine import agents_image
+from tests.support.machine.engine_storage import own_storage
+from tests.support.machine.far_host import far_host
+from tests.support.programs.stack import Stack, running
+from tests.support.programs.variables import without_settings
 
 Sessions = Callable[[str], dict[str, Session]]
 PYTHON = os.environ.get("STENO_TEST_HARBOR_PYTHON", "")

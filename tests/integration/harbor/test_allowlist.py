@@ -14,8 +14,8 @@ import pytest
 from tests.integration.containers.test_containers import AGENT
 from tests.integration.harbor.conftest import HERE, PYTHON, Harbor, own_address
 from tests.integration.harbor.test_harbor import APART, TURN
-from tests.support import sidecar_image
-from tests.support.far_host import PORT
+from tests.support.machine import sidecar_image
+from tests.support.machine.far_host import PORT
 
 pytestmark = pytest.mark.harbor
 

@@ -18,10 +18,10 @@ from tests.integration.containers.test_containers import AGENT
 from tests.integration.harbor.conftest import HERE, PYTHON, Harbor, Sessions, own_address
 from tests.integration.harbor.test_allowlist import AGENT_CLASS
 from tests.integration.harbor.test_harbor import APART, TURN
-from tests.support import agents_image, sidecar_image, tiny_image
-from tests.support.engine_storage import own_storage
-from tests.support.far_host import PORT
-from tests.support.stack import Stack
+from tests.support.machine import agents_image, sidecar_image, tiny_image
+from tests.support.machine.engine_storage import own_storage
+from tests.support.machine.far_host import PORT
+from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.harbor
 

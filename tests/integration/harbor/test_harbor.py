@@ -15,8 +15,8 @@ from steno.client.client import Steno
 from tests.integration.containers.test_containers import AGENT
 from tests.integration.harbor.conftest import SHELL, Harbor, Sessions
 from tests.integration.rollouts.conftest import ADMIN, Rollout
-from tests.support import agents_image
-from tests.support.stack import Stack, running
+from tests.support.machine import agents_image
+from tests.support.programs.stack import Stack, running
 
 pytestmark = pytest.mark.harbor
 

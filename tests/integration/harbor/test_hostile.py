@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.harbor.conftest import HERE, SHELL, Harbor
-from tests.support.far_host import PORT
+from tests.support.machine.far_host import PORT
 
 pytestmark = pytest.mark.harbor
 

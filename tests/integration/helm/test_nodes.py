@@ -18,9 +18,9 @@ import pytest
 
 from tests.integration.helm.support import environment, only, pods, render
 from tests.integration.loop.product import RUN, Product, Trainer, product, rolling, thread
-from tests.support.ports import free_port
-from tests.support.processes import until
-from tests.support.stack import ROOT
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import until
+from tests.support.programs.stack import ROOT
 
 pytestmark = pytest.mark.loop
 

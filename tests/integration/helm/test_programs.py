@@ -21,8 +21,8 @@ from steno_trainer.model.deepspeed_config import deepspeed_config
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings
 from tests.integration.helm.support import CASES, ROOT, environment, only, pods, render
-from tests.support.ports import free_port
-from tests.support.stack import running as running_stack
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import running as running_stack
 
 pytestmark = pytest.mark.helm
 

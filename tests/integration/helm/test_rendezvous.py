@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.helm.support import environment, pods, render
-from tests.support.ports import free_port
-from tests.support.stack import ROOT
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import ROOT
 
 pytestmark = pytest.mark.helm
 

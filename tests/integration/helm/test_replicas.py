@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.integration.helm.support import ROOT
-from tests.support.stack import Stack, running
+from tests.support.programs.stack import Stack, running
 
 pytestmark = pytest.mark.helm
 

@@ -13,7 +13,7 @@ from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
 from steno_rollouts.trials.harbor.kubernetes.pods.manifest import QUEUE, PodSandbox, pod
 from steno_rollouts.trials.harbor.pointing import POINTINGS
 from tests.integration.helm.support import NAMESPACE, Manifest, environment, only, pods, refused, render
-from tests.support.cluster_rights import NEEDED
+from tests.support.machine.cluster_rights import NEEDED
 
 pytestmark = pytest.mark.helm
 

@@ -21,9 +21,9 @@ from steno_proxy.store.memory.store import MemoryStore
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
-from tests.support.parrot import ParrotEngine, check_drawn
-from tests.support.server import serve
+from tests.support.programs.server import serve
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, check_drawn
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Any]:

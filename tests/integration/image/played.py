@@ -20,9 +20,9 @@ import httpx
 import yaml
 
 from tests.integration.image.test_image import started
-from tests.support.ports import free_port
-from tests.support.processes import process, until
-from tests.support.stack import ROOT
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import process, until
+from tests.support.programs.stack import ROOT
 
 FOLDER = ROOT / "deploy/compose"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text())

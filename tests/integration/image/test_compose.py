@@ -18,7 +18,7 @@ from steno.contracts.leases import LeaseRequest
 from steno.contracts.rest import Completion, GroupSpec
 from tests.integration.image.played import COMPOSE, FOLDER, Played, asked, playing
 from tests.integration.image.test_image import buildah
-from tests.support.stack import ROOT
+from tests.support.programs.stack import ROOT
 
 pytestmark = pytest.mark.image
 

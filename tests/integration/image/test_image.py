@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.processes import process, until_it_answers
-from tests.support.stack import ROOT
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import process, until_it_answers
+from tests.support.programs.stack import ROOT
 
 pytestmark = pytest.mark.image
 

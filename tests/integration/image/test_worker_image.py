@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.integration.image.test_image import ENV, buildah, check_health
-from tests.support.ports import free_port
-from tests.support.stack import running
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import running
 
 pytestmark = pytest.mark.worker_image
 

@@ -35,10 +35,10 @@ from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner
 from steno_trainer.data.ledger import Ledger
-from tests.support import forked
-from tests.support.processes import until
-from tests.support.redis_server import RedisServer
-from tests.support.stack import ROOT, Stack, _spawn, running
+from tests.support.machine.redis_server import RedisServer
+from tests.support.programs import forked
+from tests.support.programs.processes import until
+from tests.support.programs.stack import ROOT, Stack, _spawn, running
 
 SLOW_S = 300.0
 """Seconds that anything here may take on a machine that others use too."""

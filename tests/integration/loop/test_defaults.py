@@ -11,7 +11,7 @@ import pytest
 
 from steno.models import TINY
 from tests.integration.loop.product import GROUPS_PER_STEP, RUN, SLOW_S, Product, rolling, thread
-from tests.support.stack import ROOT
+from tests.support.programs.stack import ROOT
 
 pytestmark = pytest.mark.loop
 

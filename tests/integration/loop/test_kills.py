@@ -10,7 +10,7 @@ from steno.contracts.leases import RunView
 from steno_cli.terminal.output import EXIT_OTHER_TRAINER
 from steno_trainer.data.ledger import Reason
 from tests.integration.loop.product import RUN, SLOW_S, Product, Trainer, rolling, thread
-from tests.support.processes import until
+from tests.support.programs.processes import until
 
 pytestmark = pytest.mark.loop
 

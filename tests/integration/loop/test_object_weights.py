@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.loop.product import WORKER, product, rolling, thread
-from tests.support.object_server import BUCKET, ObjectServer, object_server
+from tests.support.machine.object_server import BUCKET, ObjectServer, object_server
 
 pytestmark = pytest.mark.loop
 URL = f"s3://{BUCKET}/demo"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.integration.loop.product import RUN, SLOW_S, Product, Trainer, rolling, thread
-from tests.support.processes import until
+from tests.support.programs.processes import until
 
 pytestmark = pytest.mark.loop
 TIMED = ("time/", "throughput/", "memory/", "queue/")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from steno.contracts.records import bytes_to_halves
 from steno.contracts.rest import Completion, GroupSpec
 from tests.integration.loop.product import LAW, RUN, Product, rolling, thread
-from tests.support.trained import logprobs_of
+from tests.support.weights.trained import logprobs_of
 
 pytestmark = pytest.mark.loop
 

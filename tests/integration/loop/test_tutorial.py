@@ -20,8 +20,8 @@ import httpx
 import pytest
 
 from steno.models import TINY
-from tests.support.ports import free_port
-from tests.support.stack import ROOT
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import ROOT
 
 pytestmark = pytest.mark.loop
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()

@@ -17,9 +17,9 @@ from steno_proxy.config import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
-from tests.support.server import serve
-from tests.support.update_peer import UpdatePeer
+from tests.support.programs.server import serve
 from tests.support.waiting import until
+from tests.support.workers.update_peer import UpdatePeer
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from steno.client.client import AsyncSteno
-from tests.support.policy_contract import spec
-from tests.support.stack import running
-from tests.support.update_peer import UpdatePeer
+from tests.support.contracts.policy import spec
+from tests.support.programs.stack import running
+from tests.support.workers.update_peer import UpdatePeer
 
 MIB = 1 << 20
 MODEL_BYTES = 200 * MIB

@@ -13,10 +13,12 @@ from steno.contracts.errors import Conflict
 from steno.contracts.wire.frames import Prepare
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.policy.conftest import publish, running, shards_of
-from tests.support import processes, shards, stack, updating
-from tests.support.policy_contract import spec
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.policy import spec
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.programs import processes, stack
 from tests.support.waiting import until
+from tests.support.weights import shards
+from tests.support.workers import updating
 
 
 @pytest.fixture

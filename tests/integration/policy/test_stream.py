@@ -12,9 +12,9 @@ from steno.contracts.errors import BadRequest, Conflict, NotFound
 from steno.contracts.policy import Want
 from steno_proxy.policies import upload
 from tests.integration.policy.conftest import Fleet, publish, running, shards_of
-from tests.support.policy_contract import spec
-from tests.support.update_peer import UpdatePeer
+from tests.support.contracts.policy import spec
 from tests.support.waiting import until
+from tests.support.workers.update_peer import UpdatePeer
 
 MIB = 1 << 20
 STREAM = {"transport": "stream", "location": ""}

@@ -12,7 +12,7 @@ from steno.contracts.policy import PatchEntry, Probe, ShardEntry, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Prepare, Progress
 from steno_proxy.policies import member
 from tests.integration.policy.conftest import Fleet
-from tests.support.policy_contract import spec
+from tests.support.contracts.policy import spec
 from tests.support.waiting import until
 
 

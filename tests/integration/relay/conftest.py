@@ -22,9 +22,9 @@ from steno_proxy.workers.stream import Stream
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
-from tests.support.counting import CountingEngine, job
-from tests.support.server import serve
+from tests.support.programs.server import serve
 from tests.support.waiting import until
+from tests.support.workers.counting import CountingEngine, job
 
 KEY = "the workers' key"
 _turns = itertools.count(1)

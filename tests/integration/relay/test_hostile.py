@@ -32,8 +32,8 @@ from steno.contracts.wire.frames import (
 from steno.contracts.wire.packets import PacketToWorker
 from steno_proxy.workers.stream import FROM_WORKERS
 from tests.integration.relay.conftest import KEY, Relay, drain, relay
-from tests.support.counting import CountingEngine, ids_of
 from tests.support.waiting import until
+from tests.support.workers.counting import CountingEngine, ids_of
 
 
 def hello(name: str = "rogue", **fields: Any) -> Hello:

@@ -16,10 +16,10 @@ from steno_worker.config import WorkerSettings
 from steno_worker.main import run
 from steno_worker.metrics import WorkerMetrics
 from tests.integration.relay.conftest import KEY, drain, relay
-from tests.support.counting import CountingEngine, ids_of
-from tests.support.ports import free_port
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
+from tests.support.programs.ports import free_port
 from tests.support.waiting import until
+from tests.support.workers.counting import CountingEngine, ids_of
 
 
 async def test_a_worker_told_to_stop_takes_no_new_turns_and_finishes_what_it_has() -> None:

@@ -9,7 +9,7 @@ from steno.contracts.wire.frames import Generate, ModelCard
 from steno_proxy.workers.placement import Order, PromptPrefix
 from steno_proxy.workers.routing import NoTokenizer
 from tests.integration.relay.conftest import drain, relay
-from tests.support.counting import CountingEngine, job
+from tests.support.workers.counting import CountingEngine, job
 
 
 class TwoModels(CountingEngine):

@@ -16,9 +16,9 @@ from steno.contracts.wire.packets import NAME_TAKEN, REPLACED, PacketToWorker
 from steno_proxy.workers import hub
 from tests.integration.relay.conftest import drain, relay
 from tests.integration.relay.test_hostile import dial, farewell, hello
-from tests.support.counting import CountingEngine, ids_of
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
 from tests.support.waiting import until
+from tests.support.workers.counting import CountingEngine, ids_of
 
 
 async def test_who_has_a_name_keeps_it_and_its_streams_and_the_other_gets_it_afterwards() -> None:

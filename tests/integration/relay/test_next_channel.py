@@ -19,9 +19,9 @@ from steno_worker.relay import connection
 from steno_worker.relay.connection import ProxyConnection
 from steno_worker.weights.update_runner import UpdateRunner
 from tests.integration.relay.conftest import drain, relay
-from tests.support.counting import CountingEngine, ids_of, job
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
 from tests.support.waiting import until
+from tests.support.workers.counting import CountingEngine, ids_of, job
 
 BUSY = 128
 MUCH = 10**6

@@ -10,8 +10,8 @@ import pytest
 
 from steno_worker.relay.connection import ProxyConnection
 from tests.integration.relay.conftest import drain, relay
-from tests.support.counting import ids_of
 from tests.support.waiting import until
+from tests.support.workers.counting import ids_of
 
 ELSEWHERE = "https://proxy.test/steno"
 

@@ -12,9 +12,9 @@ from websockets.exceptions import ConnectionClosedError
 from steno.contracts.errors import NoWorker, WorkerLost
 from steno_worker.relay import connection
 from tests.integration.relay.conftest import drain, relay
-from tests.support.counting import CountingEngine, ids_of
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
 from tests.support.waiting import until
+from tests.support.workers.counting import CountingEngine, ids_of
 
 
 async def test_a_cut_socket_loses_no_token_and_doubles_none() -> None:

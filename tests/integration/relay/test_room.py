@@ -17,9 +17,9 @@ from steno_proxy.workers.placement import Order
 from steno_proxy.workers.routing import score
 from steno_worker.relay import connection
 from tests.integration.relay.conftest import Relay, drain, relay
-from tests.support.counting import CountingEngine, ids_of, job
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
 from tests.support.waiting import until
+from tests.support.workers.counting import CountingEngine, ids_of, job
 
 MOST = 2**20
 SIZE = 100_000

@@ -20,8 +20,8 @@ from steno.contracts.wire.frames import Finish, Generate, Started
 from steno_proxy.workers.placement import Order
 from steno_proxy.workers.worker_channel import MAX_COUNTS
 from tests.integration.relay.conftest import drain, relay
-from tests.support.counting import CountingEngine, ids_of, job
 from tests.support.waiting import until
+from tests.support.workers.counting import CountingEngine, ids_of, job
 
 
 async def test_a_stream_arrives_whole_and_in_order() -> None:

@@ -17,9 +17,9 @@ import pytest
 
 from steno.client.client import Steno
 from steno.contracts.records import Session
-from tests.support import forked
-from tests.support.stack import ROOT, Stack, running
-from tests.support.variables import without_settings
+from tests.support.programs import forked
+from tests.support.programs.stack import ROOT, Stack, running
+from tests.support.programs.variables import without_settings
 
 ADMIN = "admin-key-of-the-tests"
 SCRIPT = Path(__file__).with_name("script.py")

@@ -15,7 +15,7 @@ from steno_rollouts.config import RolloutSettings
 from steno_rollouts.groups import epochs
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from tests.integration.rollouts.conftest import ADMIN
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
 
 
 @dataclass

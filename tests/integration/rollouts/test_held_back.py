@@ -17,7 +17,7 @@ from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials.executor import Exit
 from tests.integration.rollouts.stand import Stand, prepared, rolled
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
 from tests.support.waiting import until
 
 Sessions = Callable[[str], list[Session]]

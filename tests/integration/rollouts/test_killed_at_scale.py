@@ -14,9 +14,9 @@ import pytest
 from benchmarks.rollouts_stack import NULL
 from steno.client.client import Steno
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, Rollout, until_served
-from tests.support.groups import unaccounted
-from tests.support.redis_server import RedisServer
-from tests.support.stack import Stack, running
+from tests.support.machine.redis_server import RedisServer
+from tests.support.programs.stack import Stack, running
+from tests.support.records.groups import unaccounted
 
 TRIALS, SIZE = 200, 8
 SPOKEN = 96

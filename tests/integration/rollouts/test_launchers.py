@@ -26,8 +26,8 @@ from steno_rollouts.trials.executor import Exit, TrialJob
 from steno_rollouts.trials.play import Assignment, Player
 from tests.integration.rollouts.conftest import Rollout
 from tests.integration.rollouts.stand import Stand, prepared
-from tests.support.groups import unaccounted
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
+from tests.support.records.groups import unaccounted
 from tests.support.waiting import until
 
 Sessions = Callable[[str], list[Session]]

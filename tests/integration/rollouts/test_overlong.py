@@ -21,7 +21,7 @@ from steno_trainer.data.overlong import Overlong, OverlongFiltering
 from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.step.assemble import AssembledStep, assemble
-from tests.support.stack import running
+from tests.support.programs.stack import running
 
 ASKED = {"g.0": (300, 300, 300), "g.1": (1, 300), "g.2": (300, 300, 300, 300)}
 """`max_tokens` of each trial's requests: the second trial's first answer is cut, the third trial asks once more than it may."""

@@ -17,8 +17,8 @@ from steno.client.client import Steno
 from steno.contracts.claims import ClaimRequest
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, Rollout
+from tests.support.programs.stack import Stack
 from tests.support.sources import ROOT
-from tests.support.stack import Stack
 
 pytestmark = pytest.mark.ray
 

@@ -14,10 +14,10 @@ import pytest
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, Rollout
 from tests.integration.rollouts.test_ray import ASK, NODES, PYTHON, QUIET
-from tests.support.ports import free_port
-from tests.support.processes import until
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import until
+from tests.support.programs.stack import Stack
 from tests.support.sources import ROOT
-from tests.support.stack import Stack
 
 pytestmark = pytest.mark.ray
 

@@ -19,8 +19,8 @@ from steno.client.client import Steno
 from steno.contracts.records import Session
 from steno_cli.demo.task import make_world
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, TOY, Rollout
-from tests.support.ports import free_port
-from tests.support.stack import ROOT, running
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import ROOT, running
 
 Sessions = Callable[[str], list[Session]]
 REWARD = """

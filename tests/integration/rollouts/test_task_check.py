@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support import forked
-from tests.support.stack import ROOT
+from tests.support.programs import forked
+from tests.support.programs.stack import ROOT
 
 REWARD = """
 def said(task, transcript, exit_code):

@@ -17,7 +17,7 @@ from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.groups import epochs
 from tests.integration.rollouts.conftest import TOY
-from tests.support.stack import ROOT, running
+from tests.support.programs.stack import ROOT, running
 
 REWARD = """
 async def solved(task, transcript):

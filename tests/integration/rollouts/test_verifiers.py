@@ -16,8 +16,8 @@ import pytest
 from steno.client.client import Steno
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, until_served
-from tests.support.stack import ROOT, Stack, running
-from tests.support.variables import without_settings
+from tests.support.programs.stack import ROOT, Stack, running
+from tests.support.programs.variables import without_settings
 
 pytestmark = pytest.mark.agents
 

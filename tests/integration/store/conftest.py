@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
 
 
 @pytest.fixture(scope="session", params=["server", "cluster"])

@@ -13,10 +13,10 @@ from steno_proxy.store.encoding.codec import TurnMeta
 from steno_proxy.store.encoding.head import Head
 from steno_proxy.store.redis import schema
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.groups import finished, lease
-from tests.support.list_contract import make_group
-from tests.support.recording_contract import END, record
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.list import make_group
+from tests.support.contracts.recording import END, record
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.groups import finished, lease
 
 PAGE = Path(__file__).parents[3] / "docs" / "recording-format.md"
 

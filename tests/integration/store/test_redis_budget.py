@@ -6,8 +6,8 @@ import asyncio
 
 from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.recordings import conversation, row, session, turn
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
+from tests.support.records.recordings import conversation, row, session, turn
 from tests.support.waiting import until
 
 TOKEN_BYTES = 14

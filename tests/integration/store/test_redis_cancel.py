@@ -8,7 +8,7 @@ import random
 import uvloop
 
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
 
 
 def test_a_cancellation_is_never_lost(server: RedisServer) -> None:

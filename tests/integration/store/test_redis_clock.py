@@ -11,8 +11,8 @@ from steno_proxy.api import lease_wait
 from steno_proxy.store.redis.schema import run_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
-from tests.support.groups import RUN, finished
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
+from tests.support.records.groups import RUN, finished
 
 
 async def stays() -> bool:

@@ -13,10 +13,10 @@ from steno_proxy.store.encoding.head import head_of
 from steno_proxy.store.redis.index import GRACE_S
 from steno_proxy.store.redis.schema import PENDING
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.list_contract import listed, make_group
-from tests.support.recording_contract import END, record
-from tests.support.recordings import session
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.list import listed, make_group
+from tests.support.contracts.recording import END, record
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.recordings import session
 
 
 class Crash(BaseException):  # nothing may outlive it

@@ -15,10 +15,10 @@ from steno_proxy.store.redis.index import GRACE_S
 from steno_proxy.store.redis.lists import RedisLists
 from steno_proxy.store.redis.schema import FACETS
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.list_contract import listed
-from tests.support.recording_contract import END, record
-from tests.support.recordings import session
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.list import listed
+from tests.support.contracts.recording import END, record
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.recordings import session
 
 LINE_BYTES = 240
 """Of Redis's memory, for one session."""

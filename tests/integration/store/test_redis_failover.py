@@ -15,11 +15,11 @@ from steno.contracts.records import Turn
 from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.policy_contract import spec
-from tests.support.recordings import row, session, turn
-from tests.support.redis_server import PATIENT, RedisSentinel, RedisServer
-from tests.support.store_contract import StoreContract
-from tests.support.tcprelay import TcpRelay
+from tests.support.contracts.policy import spec
+from tests.support.contracts.store import StoreContract
+from tests.support.machine.redis_server import PATIENT, RedisSentinel, RedisServer
+from tests.support.machine.tcprelay import TcpRelay
+from tests.support.records.recordings import row, session, turn
 from tests.support.waiting import insist
 
 PATIENCE_S = 60.0  # for elections and new connections on a busy machine

@@ -16,7 +16,7 @@ from steno_proxy.redis_url import read_redis_url
 from steno_proxy.store.redis.link import greeting
 from steno_proxy.store.redis.link.greeting import refusal
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
 
 PROTECTED = (
     b"-DENIED Redis is running in protected mode because protected mode is enabled and no password is set for the default "

@@ -11,8 +11,8 @@ from steno.contracts.errors import Gone, StoreUnavailable
 from steno_proxy.store.redis.index import GRACE_S
 from steno_proxy.store.redis.schema import PENDING, run_keys
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.groups import RUN, end, finished, group, lease, speak, unaccounted
 
 
 class Crash(BaseException):  # nothing may outlive it

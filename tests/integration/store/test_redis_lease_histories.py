@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.lease_history import STEPS, Play, Step, history
-from tests.support.older_runs import older
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.lease_history import STEPS, Play, Step, history
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.older_runs import older
 
 SETTLED_BY_A_LATE_TURN = [
     Step("group", 0, 0), Step("limit", 0, 0), Step("unsettled", 0, 0), Step("late", 0, 0),

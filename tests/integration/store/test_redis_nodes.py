@@ -6,8 +6,8 @@ from steno_cli.doctor.findings import FindingLevel
 from steno_cli.doctor.redis_checks import check_redis
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.test_redis_failover import cluster as cluster
-from tests.support.recordings import session
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.recordings import session
 
 
 async def test_a_proxy_starts_by_whichever_node_is_there(cluster: tuple[RedisServer, RedisServer]) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from steno.contracts.errors import ConfigError, StoreUnavailable
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.recording_contract import record
-from tests.support.recordings import conversation, row, session, turn
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.recording import record
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.recordings import conversation, row, session, turn
 from tests.support.waiting import insist
 
 BOUND_S = 30.0  # call_timeout_s of the store under test, and room for two busy cores

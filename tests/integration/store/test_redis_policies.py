@@ -5,8 +5,8 @@ from __future__ import annotations
 from steno_proxy.store.policies import SUPERSEDED_TTL_S
 from steno_proxy.store.redis.schema import MODEL_NAMES, MODEL_POLICIES, update_key
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.policy_contract import PolicyContract, spec
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.policy import PolicyContract, spec
+from tests.support.machine.redis_server import PATIENT, RedisServer
 
 
 class TestRedisPolicies(PolicyContract):

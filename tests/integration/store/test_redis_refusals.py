@@ -7,9 +7,9 @@ import pytest
 from steno.contracts.errors import StoreUnavailable
 from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.recording_contract import record
-from tests.support.recordings import row, session, turn
-from tests.support.redis_server import RedisServer
+from tests.support.contracts.recording import record
+from tests.support.machine.redis_server import RedisServer
+from tests.support.records.recordings import row, session, turn
 
 REFUSALS = {
     "full": ({"maxmemory": "1", "maxmemory-policy": "noeviction"}, {"maxmemory": "0"}),

@@ -17,9 +17,9 @@ from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.run import changes
 from steno_proxy.store.redis.schema import run_keys
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.groups import RUN, end, finished, group, lease, speak, unaccounted
-from tests.support.older_runs import older
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.groups import RUN, end, finished, group, lease, speak, unaccounted
+from tests.support.records.older_runs import older
 
 Act = Callable[[], Awaitable[Any]]
 

@@ -13,10 +13,10 @@ from steno.contracts.records import Limits, Timings
 from steno_proxy.store.redis.schema import ENDED, PAST_RUNS, PENDING, RUNS, TIMED, trial_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.conftest import opened
-from tests.support.list_contract import make_group
-from tests.support.recordings import row, session, turn
-from tests.support.redis_server import PATIENT, RedisServer
-from tests.support.store_contract import due
+from tests.support.contracts.list import make_group
+from tests.support.contracts.store import due
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.recordings import row, session, turn
 
 OPEN = 300
 

@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import torch
 
-from tests.support import forked
-from tests.support.ports import free_port
-from tests.support.processes import SLOW_S
+from tests.support.programs import forked
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import SLOW_S
 from tests.support.sources import ROOT
 
 RANK = "tests.integration.trainer.rank"

@@ -21,7 +21,7 @@ from steno_trainer.weights.files.copies import WeightsCopy
 from tests.integration.trainer.launching import RANK, end, run_ranks, running_ranks, start_ranks
 from tests.integration.trainer.materials import random_batch, random_model
 from tests.integration.trainer.reference import Reference
-from tests.support.processes import SLOW_S, until
+from tests.support.programs.processes import SLOW_S, until
 
 BATCHES = [{"seed": seed} for seed in (1, 2, 3, 4)]
 TIMED = ("time/", "throughput/", "memory/")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.trainer.launching import run_ranks
-from tests.support.stack import ROOT
+from tests.support.programs.stack import ROOT
 
 
 @pytest.mark.parametrize(("first", "ends"), [(3, 3), (1, 1)], ids=["another trainer has the run", "it failed"])

@@ -20,7 +20,7 @@ from steno.contracts.policy import Probe
 from steno_worker.weights.prove import LogprobDistance, compare
 from tests.integration.trainer.launching import run_ranks
 from tests.integration.trainer.materials import random_model
-from tests.support.trained import logprobs_of
+from tests.support.weights.trained import logprobs_of
 
 LAYERS, TOKENS = 6, 64
 

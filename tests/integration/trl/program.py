@@ -27,7 +27,7 @@ from steno_cli.demo.task import NotesWorld, make_misleading_world
 from steno_cli.demo.toy_agent import solve
 from tests.integration.trl import cpu_attention
 from tests.integration.trl.shell_model import CONFIG, notes_read, write_notes
-from tests.support.mini_agent import end_runs, run_mini
+from tests.support.programs.mini_agent import end_runs, run_mini
 
 
 def say(**fields: Any) -> None:

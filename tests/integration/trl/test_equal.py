@@ -32,8 +32,8 @@ from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.objective.aggregation import Aggregation, SampleShare, token_weights
 from steno_trainer.objective.loss import Objective, Tokens, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch
-from tests.support.stack import Stack, running
-from tests.support.variables import without_settings
+from tests.support.programs.stack import Stack, running
+from tests.support.programs.variables import without_settings
 
 pytestmark = pytest.mark.trl
 

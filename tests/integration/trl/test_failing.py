@@ -22,8 +22,8 @@ from steno_adapters import AgentCall, Collector
 from steno_adapters.trl import AsyncRollouts, NothingToTrain, PromptRollouts
 from steno_adapters.trl.fresh_rows import FreshRows
 from tests.integration.trl import cpu_attention
-from tests.support.stack import Stack, running
-from tests.support.variables import without_settings
+from tests.support.programs.stack import Stack, running
+from tests.support.programs.variables import without_settings
 
 pytestmark = pytest.mark.trl
 

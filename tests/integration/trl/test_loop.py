@@ -23,10 +23,10 @@ from steno import Client
 from steno.models import TINY
 from tests.integration.loop.product import Product, product
 from tests.integration.trl.shell_model import taught
-from tests.support.mini_agent import mini_server
-from tests.support.processes import until
+from tests.support.programs.mini_agent import mini_server
+from tests.support.programs.processes import until
+from tests.support.programs.variables import without_settings
 from tests.support.sources import ROOT, SOURCES
-from tests.support.variables import without_settings
 
 pytestmark = pytest.mark.trl
 

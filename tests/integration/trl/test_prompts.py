@@ -15,8 +15,8 @@ from steno.contracts.errors import BadRequest, ConfigError
 from steno.models import TINY
 from steno_adapters import AgentCall, Collector
 from steno_adapters.trl import PromptRollouts, check_version
-from tests.support.stack import Stack, running
-from tests.support.variables import without_settings
+from tests.support.programs.stack import Stack, running
+from tests.support.programs.variables import without_settings
 
 pytestmark = pytest.mark.trl
 

@@ -10,9 +10,9 @@ import pytest
 from steno import Client
 from steno.models import TINY
 from tests.integration.trainer.launching import launch
+from tests.support.programs.stack import running
+from tests.support.programs.variables import without_settings
 from tests.support.sources import SOURCES
-from tests.support.stack import running
-from tests.support.variables import without_settings
 
 pytestmark = pytest.mark.trl
 

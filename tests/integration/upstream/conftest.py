@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.stack import Stack, running
+from tests.support.programs.stack import Stack, running
 
 KEY = "sk-test-of-the-upstream"
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.upstream.conftest import KEY, ask
-from tests.support import forked
-from tests.support.ports import free_port
-from tests.support.stack import ROOT, Stack, running
+from tests.support.programs import forked
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import ROOT, Stack, running
 
 
 def steno(*words: str) -> subprocess.CompletedProcess[str]:

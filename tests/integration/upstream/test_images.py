@@ -15,7 +15,7 @@ from google.genai import types
 
 from tests.integration.upstream.conftest import sdk
 from tests.integration.upstream.seeing import Seeing, seeing
-from tests.support.stack import Stack, running
+from tests.support.programs.stack import Stack, running
 
 PIXELS = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8
 URL = "data:image/png;base64," + base64.b64encode(PIXELS).decode()

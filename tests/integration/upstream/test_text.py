@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.integration.upstream.conftest import KEY, TOOLS, ask, sdk, text_of
-from tests.support.stack import Stack
+from tests.support.programs.stack import Stack
 
 
 def until_turns(stack: Stack, trial_id: str, count: int) -> list[dict]:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 
 from steno.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError, TooManyRequests
 from steno_worker.engines.vllm_server.http import MAX_LINE_BYTES, VllmServer
-from tests.support.server import serve
+from tests.support.programs.server import serve
 
 KEY = "sk-of-the-vllm-server"
 LONG = "This model's maximum context length is 4096 tokens, not 5000"

@@ -19,9 +19,9 @@ import pytest
 from steno.models import TINY
 from steno_worker.engines.vllm_server.format import ServerFormat
 from steno_worker.engines.vllm_server.http import VllmServer
-from tests.support.ports import free_port
-from tests.support.processes import process, until_it_answers
-from tests.support.stack import ROOT, Stack, running
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import process, until_it_answers
+from tests.support.programs.stack import ROOT, Stack, running
 
 pytestmark = pytest.mark.vllm
 

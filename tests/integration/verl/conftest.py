@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mini_agent import mini_server
+from tests.support.programs.mini_agent import mini_server
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,9 @@ from tests.integration.verl.verl_job import (
     task_folders,
     verl_config,
 )
-from tests.support.processes import until
-from tests.support.redis_server import RedisServer
-from tests.support.stack import running
+from tests.support.machine.redis_server import RedisServer
+from tests.support.programs.processes import until
+from tests.support.programs.stack import running
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
 

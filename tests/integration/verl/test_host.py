@@ -28,7 +28,7 @@ from steno_rollouts.build import Prepared
 from steno_rollouts.outcome import TrialResult
 from steno_worker.chat import chat_engine
 from tests.integration.verl.verl_job import task_folders, verl_config
-from tests.support.stack import Stack, running
+from tests.support.programs.stack import Stack, running
 
 pytestmark = pytest.mark.verl
 

@@ -25,7 +25,7 @@ from steno.models import TINY
 from tests.integration.verl.steno_step import steno_updates
 from tests.integration.verl.trainer_step import ENVIRONMENT, OVERRIDES, TrainerStep
 from tests.integration.verl.verl_job import VerlJob, clear_rows, loop_file, ray_logs, task_folders, verl_config
-from tests.support.processes import until
+from tests.support.programs.processes import until
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
 

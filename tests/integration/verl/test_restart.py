@@ -26,8 +26,8 @@ from tests.integration.verl.verl_job import (
     task_folders,
     verl_config,
 )
-from tests.support.processes import until
-from tests.support.stack import running
+from tests.support.programs.processes import until
+from tests.support.programs.stack import running
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
 

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from tests.support.ports import free_port
+from tests.support.programs.ports import free_port
 
 ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",

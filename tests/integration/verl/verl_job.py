@@ -25,7 +25,7 @@ from verl.workers.rollout.router import get_router_handle
 from steno.models import TINY
 from steno_adapters.verl.manager import StenoAgentLoopManager
 from tests.integration.verl.model_server import ModelServer
-from tests.support import mini_agent
+from tests.support.programs import mini_agent
 
 HERE = Path(__file__).parent
 PROMPT, RESPONSE = 16_000, 4_000

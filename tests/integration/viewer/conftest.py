@@ -14,7 +14,7 @@ import pytest
 
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.shown_sessions import filled
+from tests.support.records.shown_sessions import filled
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "steno"
 PLAYWRIGHT = Path(os.environ.get("STENO_TEST_PLAYWRIGHT", CACHE / "playwright-1.65.2"))

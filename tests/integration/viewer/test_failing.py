@@ -9,7 +9,7 @@ import pytest
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
-from tests.support.parrot import ParrotEngine
+from tests.support.workers.parrot import ParrotEngine
 
 pytestmark = pytest.mark.viewer
 

@@ -11,7 +11,7 @@ from steno.contracts.records import Session
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import running
 from tests.integration.viewer.conftest import looking
-from tests.support.shown_sessions import made_turn, record
+from tests.support.records.shown_sessions import made_turn, record
 
 pytestmark = pytest.mark.viewer
 

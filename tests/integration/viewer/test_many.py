@@ -10,7 +10,7 @@ from steno.contracts.rest import GroupSpec
 from steno.contracts.training_steps import TrainingStep
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
-from tests.support.parrot import ParrotEngine
+from tests.support.workers.parrot import ParrotEngine
 
 pytestmark = pytest.mark.viewer
 

@@ -17,8 +17,8 @@ from steno_cli.main import app
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.shown_sessions import long_session
+from tests.support.records.shown_sessions import long_session
+from tests.support.workers.parrot import ParrotEngine, Say
 
 pytestmark = pytest.mark.viewer
 

@@ -18,9 +18,9 @@ from steno_proxy.workers import token_texts
 from tests.integration.http.conftest import Proxy
 from tests.integration.viewer.conftest import looking
 from tests.integration.viewer.test_file import steno
-from tests.support.shown_sessions import long_session, made_turn, record
-from tests.support.spoken import kept, spoken
+from tests.support.records.shown_sessions import long_session, made_turn, record
 from tests.support.waiting import until
+from tests.support.workers.spoken import kept, spoken
 
 pytestmark = pytest.mark.viewer
 

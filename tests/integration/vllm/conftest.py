@@ -28,7 +28,7 @@ else:
     from steno_worker.engines.vllm.args import EngineArgs, from_fields
     from steno_worker.engines.vllm.engine import VllmTokens
     from tests.integration.vllm.model import CONTEXT_TOKENS, make
-    from tests.support import forked_engines
+    from tests.support.programs import forked_engines
 
     FORKED = forked_engines  # the engines of these tests' own process are forks of it
 

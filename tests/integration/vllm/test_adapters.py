@@ -22,8 +22,8 @@ from steno_worker.weights.adapter import Adapter
 from steno_worker.weights.proven_weights import base_update
 from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of
 from tests.integration.vllm.model import CONTEXT_TOKENS, make
-from tests.support.adapted import adapted, adapter_update
-from tests.support.trained import logprobs_of, perturbed, update_of
+from tests.support.weights.adapted import adapted, adapter_update
+from tests.support.weights.trained import logprobs_of, perturbed, update_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -231,7 +231,7 @@ def renamed(spec: UpdateSpec, folder: Path, layer: str, fault: str) -> UpdateSpe
     """With a layer of another name, or without one half of a layer."""
     from safetensors.torch import load_file
 
-    from tests.support.trained import export
+    from tests.support.weights.trained import export
 
     tensors = {
         name: tensor

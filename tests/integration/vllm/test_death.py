@@ -20,10 +20,10 @@ import pytest
 from steno.models import TINY
 from steno_cli.demo.task import SYSTEM, TOOL, make_world
 from tests.integration.fleet.fleet import Answer, ask, speakers
-from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer
-from tests.support.stack import Stack, running
-from tests.support.tokens import tokens_add_up
+from tests.support.machine.redis_server import RedisServer
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import Stack, running
+from tests.support.records.tokens import tokens_add_up
 
 pytestmark = pytest.mark.vllm
 
@@ -36,7 +36,7 @@ ARGUMENTS = [
     "--tool-call-parser=hermes",
 ]
 PYTHON = str(Path(sys.executable).with_name("python3"))
-"""By this name its programs are not forks (`tests.support.forked`): vLLM spawns its processes, as where users start it."""
+"""By this name its programs are not forks (`tests.support.programs.forked`): vLLM spawns its processes, as where users start it."""
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 600, "ignore_eos": True}
 """Goes on after the call that ends the model's answer, so that there is time to be killed in."""
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from steno.models import TINY
 from steno_trainer.weights.files.copies import WeightsCopy
 from tests.integration.loop.product import Product, product, rolling, thread
-from tests.support.trained import logprobs_of
-from tests.support.updating import Answer, check_turn, committed
+from tests.support.weights.trained import logprobs_of
+from tests.support.workers.updating import Answer, check_turn, committed
 
 pytestmark = pytest.mark.vllm
 

@@ -19,8 +19,8 @@ from steno.models import TINY
 from steno_cli.demo.record import LAW
 from tests.integration.agents.support import check_forked, fork
 from tests.integration.vllm.drawing import gathered
-from tests.support import forked
-from tests.support.stack import ROOT, Stack, running
+from tests.support.programs import forked
+from tests.support.programs.stack import ROOT, Stack, running
 
 pytestmark = pytest.mark.vllm
 

@@ -14,7 +14,7 @@ from steno.contracts.wire.frames import Generate, ModelCard
 from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.engines.vllm.engine import VllmTokens
 from steno_worker.interfaces import TokenStep, TokenTally
-from tests.support.takeover import generate, rest_of
+from tests.support.workers.takeover import generate, rest_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from steno.models import TINY
-from tests.support.processes import until
-from tests.support.stack import Stack, running
-from tests.support.trained import perturbed, update_of
-from tests.support.updating import Answer, check_turn, committed, control, publish
+from tests.support.programs.processes import until
+from tests.support.programs.stack import Stack, running
+from tests.support.weights.trained import perturbed, update_of
+from tests.support.workers.updating import Answer, check_turn, committed, control, publish
 
 pytestmark = pytest.mark.vllm
 

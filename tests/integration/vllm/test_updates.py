@@ -23,7 +23,7 @@ from steno_worker.engines.vllm.engine import VllmTokens
 from steno_worker.interfaces import StagedUpdate
 from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of
 from tests.integration.vllm.model import CONTEXT_TOKENS, make
-from tests.support.trained import checkpoint, export, logprobs_of, perturbed, update_of
+from tests.support.weights.trained import checkpoint, export, logprobs_of, perturbed, update_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

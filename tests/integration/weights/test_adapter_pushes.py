@@ -30,8 +30,8 @@ from tests.integration.weights.test_updates import (
     publisher,
     versions,
 )
-from tests.support.processes import until
-from tests.support.stack import Stack, running
+from tests.support.programs.processes import until
+from tests.support.programs.stack import Stack, running
 
 WORKER = ("--engine", "transformers", "--model", str(TINY))
 

@@ -25,10 +25,10 @@ from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.transports import StagedWeights
 from steno_worker.weights import object_files
 from tests.integration.weights.test_updates import PATIENCE_S, check_late_worker, check_served, model_after, sources
-from tests.support.object_server import BUCKET, KEY_ID, SECRET, ObjectServer, object_server, once
-from tests.support.patches import TensorSource
-from tests.support.stack import running
+from tests.support.machine.object_server import BUCKET, KEY_ID, SECRET, ObjectServer, object_server, once
+from tests.support.programs.stack import running
 from tests.support.waiting import until
+from tests.support.weights.patches import TensorSource
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.test_follow import following
 from tests.unit.worker.weights.test_updates import Bench, Proxy

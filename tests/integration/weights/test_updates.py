@@ -31,8 +31,8 @@ from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.stream import UploadClient, Uploader
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
-from tests.support.processes import until
-from tests.support.stack import Stack, _spawn, running
+from tests.support.programs.processes import until
+from tests.support.programs.stack import Stack, _spawn, running
 from tests.unit.trainer.weights.models import qwen
 
 PATIENCE_S = 180.0

@@ -13,7 +13,7 @@ from steno.client import client as client_module
 from steno.client.client import AsyncClient, Client
 from steno.client.transport import EventLines
 from steno.contracts.errors import ArchiveUnreadable, ProtocolError, StenoError, Unreachable
-from tests.support.recordings import session
+from tests.support.records.recordings import session
 
 pytestmark = pytest.mark.usefixtures("pauses")
 

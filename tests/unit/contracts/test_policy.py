@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from steno.contracts.lenient import read_json
 from steno.contracts.policy import AdapterEntry, Manifest, PatchEntry, Probe, ShardEntry, UpdateSpec
-from tests.support.shards import manifest_of, spec, two_shards
+from tests.support.weights.shards import manifest_of, spec, two_shards
 
 PROBE = {"token_ids": [1, 2], "logprobs": [-1.0], "tolerance": 0.1}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support import forked
-from tests.support.ports import free_port
-from tests.support.processes import process, until
-from tests.support.stack import ROOT
+from tests.support.programs import forked
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import process, until
+from tests.support.programs.stack import ROOT
 
 PROXY = [sys.executable, "-m", "steno", "proxy"]
 
@@ -124,7 +124,7 @@ def test_what_forks_is_another_process_for_other_imports() -> None:
 
 STARTS = """
 import os, sys, psutil
-from tests.support import forked
+from tests.support.programs import forked
 if "collected" in sys.argv:
     forked.tests_are_collected()
 command = [sys.executable, "-m", "steno", "proxy", "--host", "127.0.0.1", "--port", "0"]

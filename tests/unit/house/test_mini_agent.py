@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mini_agent import mini_server, run_mini
+from tests.support.programs.mini_agent import mini_server, run_mini
 
 APP = """import sys, time
 def app():

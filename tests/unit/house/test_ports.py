@@ -7,10 +7,10 @@ import socket
 import subprocess
 import sys
 
-from tests.support.ports import BELOW, BLOCK, FROM, free_port
+from tests.support.programs.ports import BELOW, BLOCK, FROM, free_port
 from tests.support.sources import ROOT
 
-MANY = f"from tests.support.ports import free_port; print(*(free_port() for _ in range({BLOCK})), flush=True); input()"
+MANY = f"from tests.support.programs.ports import free_port; print(*(free_port() for _ in range({BLOCK})), flush=True); input()"
 
 
 def test_processes_of_tests_are_told_ports_of_their_own() -> None:

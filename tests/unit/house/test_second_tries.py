@@ -30,7 +30,7 @@ def twice(folder: Path) -> tuple[int, list[str]]:
     (folder / "test_once.py").write_text(ONCE)
     (folder / "pytest.ini").write_text("[pytest]\n")
     noted = folder / "second-tries"
-    command = [".ci/run", "twice", sys.executable, "-m", "pytest", "-q", "-p", "tests.support.second_tries"]
+    command = [".ci/run", "twice", sys.executable, "-m", "pytest", "-q", "-p", "tests.support.plugins.second_tries"]
     found = subprocess.run(
         [*command, "-c", str(folder / "pytest.ini"), str(folder)],
         cwd=ROOT,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sections import SECTIONS, left_out, sections_of
+from tests.support.plugins.sections import SECTIONS, left_out, sections_of
 from tests.support.sources import ROOT
 
 SCRIPTS_TEST = (

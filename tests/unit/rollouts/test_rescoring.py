@@ -13,7 +13,7 @@ from steno.contracts.errors import ArchiveUnreadable
 from steno.contracts.leases import GroupPlace, RunView
 from steno.contracts.records import Group
 from steno_rollouts.rescoring import Rescoring
-from tests.support.recordings import session
+from tests.support.records.recordings import session
 
 PLACE = GroupPlace(group_id="g", purpose="train", state="acknowledged", size=2, ended=2, grants=1)
 

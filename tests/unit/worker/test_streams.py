@@ -27,8 +27,8 @@ from steno.contracts.wire.frames import (
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.relay.generations import Generations
 from steno_worker.weights.gate import WeightsGate
-from tests.support.counting import CountingEngine, job
-from tests.support.outlet import Outlet
+from tests.support.workers.counting import CountingEngine, job
+from tests.support.workers.outlet import Outlet
 
 
 class Bench:

@@ -15,8 +15,8 @@ import pytest
 from tests.integration.containers.test_containers import AGENT
 from tests.integration.harbor.conftest import Harbor
 from tests.integration.harbor.kubernetes.cluster import REGISTRY, Cluster
-from tests.support import tiny_image
-from tests.support.stack import Stack
+from tests.support.machine import tiny_image
+from tests.support.programs.stack import Stack
 
 PROGRAMS = "bash tar tee find head wc tr kill mkfifo".split()
 CHECK = """#!/bin/bash

@@ -17,9 +17,9 @@ from tests.integration.harbor.kubernetes.answers import Fault
 from tests.integration.harbor.kubernetes.cluster import REGISTRY, Cluster
 from tests.integration.harbor.kubernetes.conftest import CHECK, Pods
 from tests.integration.rollouts.conftest import ADMIN
-from tests.support.cluster_rights import NEEDED
-from tests.support.processes import until
-from tests.support.stack import Stack
+from tests.support.machine.cluster_rights import NEEDED
+from tests.support.programs.processes import until
+from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.harbor
 

@@ -11,7 +11,7 @@ from tests.integration.harbor.kubernetes.answers import Fault
 from tests.integration.harbor.kubernetes.cluster import Cluster
 from tests.integration.harbor.kubernetes.conftest import Pods
 from tests.integration.harbor.kubernetes.test_kubernetes import OPTIONS, TURN
-from tests.support.processes import until
+from tests.support.programs.processes import until
 
 pytestmark = pytest.mark.harbor
 

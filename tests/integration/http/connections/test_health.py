@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
 
 
 async def test_a_proxy_without_its_store_is_alive_and_says_why_it_is_not_ready() -> None:

@@ -21,11 +21,11 @@ from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import ContextOverflow
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running as running_here
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.processes import SLOW_S, until
-from tests.support.redis_server import PATIENT
-from tests.support.stack import ROOT, Stack, running
+from tests.support.machine.redis_server import PATIENT
+from tests.support.programs.processes import SLOW_S, until
+from tests.support.programs.stack import ROOT, Stack, running
 from tests.support.waiting import until as wait_until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 CHAT = "/v1/chat/completions"
 MB = 2**20

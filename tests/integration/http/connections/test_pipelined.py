@@ -8,8 +8,8 @@ import json
 import pytest
 
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 
 async def send(proxy: Proxy, *, stream: bool, requests: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

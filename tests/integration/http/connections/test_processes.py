@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.stack import ROOT, running
+from tests.support.programs.stack import ROOT, running
 
 SCRIPT = """
 import asyncio

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine
+from tests.support.workers.parrot import ParrotEngine
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi " * 4000}]}).encode()
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"

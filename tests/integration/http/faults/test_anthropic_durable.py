@@ -21,11 +21,11 @@ from steno_proxy import metrics
 from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.stack import ROOT
-from tests.support.stack import running as stack_running
-from tests.support.tokens import counters
+from tests.support.programs.stack import ROOT
+from tests.support.programs.stack import running as stack_running
+from tests.support.records.tokens import counters
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 ASKED: dict[str, Any] = {"role": "user", "content": "hi"}
 TEXT = {"role": "assistant", "content": [{"type": "text", "text": "ab"}]}

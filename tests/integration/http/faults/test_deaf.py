@@ -14,8 +14,8 @@ import pytest
 from steno_proxy.api.agents import generation
 from steno_proxy.server.http_protocol import BoundedHttp
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 BODY: dict[str, Any] = {
     "model": "m",

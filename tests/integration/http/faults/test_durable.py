@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.redis_server import PATIENT
-from tests.support.stack import ROOT, running
+from tests.support.machine.redis_server import PATIENT
+from tests.support.programs.stack import ROOT, running
 
 SCRIPT = """
 def say(request):

@@ -14,8 +14,8 @@ from steno_proxy.dialects.openai.chat import ChatWriter
 from steno_proxy.store.interface import RetryKey
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 
 async def broken(proxy: Proxy) -> bytes:

@@ -20,9 +20,9 @@ from steno_worker.engines.scripted.engine import build
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say, check_drawn
-from tests.support.tcprelay import TcpRelay
+from tests.support.machine.tcprelay import TcpRelay
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say, check_drawn
 
 Script = Callable[[Generate], Say]
 Kind = Callable[[Script], ParrotEngine]

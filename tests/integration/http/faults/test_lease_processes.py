@@ -14,9 +14,9 @@ from steno.contracts.errors import Conflict, Unreachable
 from steno.contracts.leases import LeaseRequest
 from steno.contracts.rest import Completion, GroupSpec
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.groups import speak
-from tests.support.redis_server import PATIENT, RedisServer
-from tests.support.stack import running
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.programs.stack import running
+from tests.support.records.groups import speak
 
 GROUPS = 12
 TOKENS = 5

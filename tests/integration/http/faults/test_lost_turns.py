@@ -17,10 +17,10 @@ from steno_proxy import metrics
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.faults.test_retries import AGAIN
-from tests.support.losing import LosingRedis, LosingStore
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.losing import LosingRedis, LosingStore
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 Message = dict[str, Any]
 

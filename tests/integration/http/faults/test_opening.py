@@ -8,9 +8,9 @@ import pytest
 
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 ADMIN, NEXT = "the first admin key", "the next admin key"
 

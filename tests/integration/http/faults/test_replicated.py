@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from steno_proxy.store.redis.schema import trial_keys
-from tests.support.redis_server import RedisServer
-from tests.support.stack import ROOT, Stack, running
+from tests.support.machine.redis_server import RedisServer
+from tests.support.programs.stack import ROOT, Stack, running
 
 SCRIPT = "def say(request):\n    return {'content': 'one two three'}\n"
 TRIAL = "replicated"

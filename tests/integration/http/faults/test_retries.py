@@ -17,9 +17,9 @@ from steno.contracts.errors import EngineFailed
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 AGAIN = {"x-stainless-retry-count": "1"}
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}], "temperature": 0.5}

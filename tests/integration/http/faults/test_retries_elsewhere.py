@@ -15,9 +15,9 @@ from steno.contracts.errors import EngineFailed
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.faults.test_retries import AGAIN, ask, leave_after, read, samples, text
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 
 @contextlib.asynccontextmanager

@@ -16,9 +16,9 @@ from steno.contracts.rest import SessionSpec
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
-from tests.support import stack
-from tests.support.recording_contract import record
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.recording import record
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.programs import stack
 
 
 async def test_a_record_that_can_not_be_read_stops_no_sweep() -> None:

@@ -36,9 +36,9 @@ from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say, drawn
-from tests.support.redis_server import PATIENT
+from tests.support.machine.redis_server import PATIENT
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say, drawn
 
 VOCABULARY = 200_000
 Lie = Callable[[StreamEvent, int], None]

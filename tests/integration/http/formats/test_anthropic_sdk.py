@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.errors import ContextOverflow, NoWorker
 from steno.contracts.wire.frames import Generate
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 
 TOOLS: list[Any] = [
     {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}

@@ -7,7 +7,7 @@ from typing import Any
 
 from steno.contracts.wire.frames import Generate
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 
 SCHEMA = {"type": "object"}
 ALWAYS: list[Any] = [{"name": "Bash", "input_schema": SCHEMA}, {"name": "ToolSearch", "input_schema": SCHEMA}]

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say, drawn
+from tests.support.workers.parrot import ParrotEngine, Say, drawn
 
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": False}}
 USER: Any = {"role": "user", "content": "hi"}

@@ -16,8 +16,8 @@ from steno_proxy.api.agents import generation, response_socket
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.faults.test_deaf import answering, end_session
 from tests.integration.http.formats.test_responses_objects import EVENT
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 Event = dict[str, Any]
 

@@ -12,8 +12,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from steno_proxy.api.bodies_in_flight import BodiesInFlight
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.formats.test_response_socket import asked, opened
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 LARGE = "x" * 300_000
 

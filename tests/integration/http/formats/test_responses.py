@@ -18,8 +18,8 @@ from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.faults.test_failing import FailingStore
 from tests.integration.http.turns.test_ending import SlowStore
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.redis_server import PATIENT
+from tests.support.machine.redis_server import PATIENT
+from tests.support.workers.parrot import ParrotEngine, Say
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 

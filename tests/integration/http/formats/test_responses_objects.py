@@ -14,7 +14,7 @@ from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import TypeAdapter
 
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 OPEN_RESPONSES = frozenset(

@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 from steno_proxy.config import ProxySettings
 from steno_proxy.server.app import create_app
-from tests.support.stack import ROOT, running
+from tests.support.programs.stack import ROOT, running
 
 schema = schemathesis.openapi.from_dict(create_app(ProxySettings()).openapi())
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from steno_proxy.api.control.under_way import MOST_LETTERS
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 
 async def live(proxy: Proxy, trial_id: str, **headers: str) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from steno_proxy.api.control import search
 from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ObjectStorage
 from tests.integration.http.conftest import Proxy, running
-from tests.support.redis_server import RedisServer
-from tests.support.shown_sessions import filled, made_turn, record, straight
+from tests.support.machine.redis_server import RedisServer
+from tests.support.records.shown_sessions import filled, made_turn, record, straight
 
 
 @pytest.fixture(params=["memory", "redis"])

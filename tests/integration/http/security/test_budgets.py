@@ -13,8 +13,8 @@ from google import genai
 from google.genai import errors, types
 
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 MESSAGES: list[Any] = [{"role": "user", "content": "x"}]
 RETRIES = 5

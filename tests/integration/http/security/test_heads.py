@@ -10,7 +10,7 @@ import pytest
 from steno_proxy.config import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.server.http_protocol import BoundedHttp
-from tests.support.server import serve
+from tests.support.programs.server import serve
 
 
 class Impatient(BoundedHttp):

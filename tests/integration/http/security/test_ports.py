@@ -23,8 +23,8 @@ from steno_proxy.config import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.server.front import BOTH
 from steno_proxy.server.listeners import listeners
-from tests.support.ports import free_port
-from tests.support.stack import ROOT, Stack, running
+from tests.support.programs.ports import free_port
+from tests.support.programs.stack import ROOT, Stack, running
 
 KEY = {"authorization": "Bearer admin"}
 

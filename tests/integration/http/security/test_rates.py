@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.integration.http.conftest import running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 USER = {"role": "user", "content": "x"}
 GEMINI = {"contents": [{"role": "user", "parts": [{"text": "x"}]}]}

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes import until
-from tests.support.stack import ROOT, Stack, running
+from tests.support.programs.processes import until
+from tests.support.programs.stack import ROOT, Stack, running
 
 WORDS = " ".join(f"word{number}" for number in range(60))
 SCRIPT = f'def say(request):\n    return {{"content": {WORDS!r}}}\n'

@@ -12,7 +12,7 @@ import pytest
 
 from steno_proxy.config import ProxySettings
 from tests.integration.http.conftest import running
-from tests.support.stack import ROOT
+from tests.support.programs.stack import ROOT
 
 SECRETS = {
     "admin_key": "ak-Xq1-secret", "worker_key": "wk-Xq2-secret", "trial_secret": "ts-Xq3-secret",

@@ -21,10 +21,10 @@ from steno_proxy.workers.hub import MAX_STRANGERS
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
-from tests.support.parrot import ParrotEngine
-from tests.support.ports import free_port
-from tests.support.processes import SLOW_S, process, until_it_answers
+from tests.support.programs.ports import free_port
+from tests.support.programs.processes import SLOW_S, process, until_it_answers
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine
 
 KEY = "the admin key"
 ADMIN = {"authorization": f"Bearer {KEY}"}

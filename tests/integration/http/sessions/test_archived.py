@@ -10,7 +10,7 @@ import pytest
 
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
 from tests.support.waiting import until
 
 ADMIN = "the-admins-key"

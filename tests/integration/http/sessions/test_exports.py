@@ -26,7 +26,7 @@ from steno_cli.exports.rows import Records
 from steno_cli.exports.selection import Selection
 from steno_cli.exports.tables import write_parquet
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 
 Message = dict[str, Any]
 TOOLS = [

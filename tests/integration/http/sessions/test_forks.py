@@ -30,10 +30,10 @@ from tests.integration.http.sessions.told_agents import (
     record,
     sampled,
 )
-from tests.support.losing import LosingStore
-from tests.support.parrot import Say
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
+from tests.support.records.losing import LosingStore
 from tests.support.waiting import until
+from tests.support.workers.parrot import Say
 
 
 @pytest.fixture

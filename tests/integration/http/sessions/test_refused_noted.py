@@ -13,7 +13,7 @@ from steno.contracts.notes import Notes
 from steno_cli.terminal.tree import headline
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine
+from tests.support.workers.parrot import ParrotEngine
 
 
 async def noted(proxy: Proxy, trial_id: str, **counts: int) -> Notes:

@@ -25,7 +25,7 @@ from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
 from steno_trainer.step.assemble import assemble
 from tests.integration.http.conftest import Proxy, running
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
 from tests.support.waiting import until
 
 ADMIN = "the-admins-key"

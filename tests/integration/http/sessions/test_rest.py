@@ -12,8 +12,8 @@ from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.records import Limits, SamplingPolicy
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say, drawn
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say, drawn
 
 ADMIN = "the-admins-key"
 

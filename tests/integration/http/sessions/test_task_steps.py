@@ -15,8 +15,8 @@ from steno_cli.exports.atif import trajectories
 from steno_cli.terminal.tree import turn_line
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 ASKED: list[Any] = ["write it"]
 NAME = "read (ünd) again"

@@ -22,10 +22,10 @@ from steno_proxy.tracing.spans import linked
 from steno_proxy.tracing.traces import Traces
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.faults.test_failover import two
-from tests.support.collector import Collector, attributes
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.recordings import conversation, session
+from tests.support.machine.collector import Collector, attributes
+from tests.support.records.recordings import conversation, session
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -11,7 +11,7 @@ import openai
 from steno.contracts.records import ForkOf, Turn
 from steno.contracts.rest import Completion, SessionSpec
 from tests.integration.http.conftest import Proxy
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 
 Answers = list[Any]
 Agent = Callable[[Proxy, str, str], Awaitable[Answers]]

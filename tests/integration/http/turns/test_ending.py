@@ -19,8 +19,8 @@ from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns import request
 from steno_proxy.turns.request import MOST_JOINED
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 CHAT = "/t/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}

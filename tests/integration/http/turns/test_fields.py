@@ -7,7 +7,7 @@ from typing import Any
 
 from steno.contracts.records import bytes_to_ids
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine
+from tests.support.workers.parrot import ParrotEngine
 
 AGAIN = {"x-stainless-retry-count": "1"}
 

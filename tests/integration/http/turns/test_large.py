@@ -6,8 +6,8 @@ import asyncio
 
 from steno.contracts.wire.frames import Generate
 from tests.integration.http.conftest import running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 
 async def test_many_completions_of_a_large_prompt_are_refused_and_nobody_elses_stream_breaks() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 
 def gated(text: str = "hello") -> tuple[asyncio.Event, ParrotEngine]:

@@ -12,8 +12,8 @@ import pytest
 from steno.contracts.wire.frames import Generate
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say, check_drawn
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.workers.parrot import ParrotEngine, Say, check_drawn
 
 Item = dict[str, Any]
 TOOL: Any = {"name": "f", "input_schema": {"type": "object"}}

@@ -13,7 +13,7 @@ import pytest
 
 from steno.contracts.wire.frames import Generate
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 
 HALF = r'{"command":"echo \ud99c x"}'
 EXEC: Any = {"type": "custom", "name": "exec", "description": "d"}

@@ -11,7 +11,7 @@ import pytest
 
 from steno.contracts.errors import ContextOverflow
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or importing it waits for a network
 

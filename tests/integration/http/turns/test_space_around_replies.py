@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.http.conftest import running
-from tests.support.parrot import ParrotEngine, Say
+from tests.support.workers.parrot import ParrotEngine, Say
 
 Item = dict[str, Any]
 

@@ -27,8 +27,8 @@ from steno_proxy.store.token_texts import MOST_TOKENIZERS
 from steno_proxy.workers import token_texts
 from steno_proxy.workers.token_texts import TokenTextsKeeper
 from steno_worker.chat import tokens
-from tests.support.spoken import kept, spoken
 from tests.support.waiting import until
+from tests.support.workers.spoken import kept, spoken
 
 
 @pytest.fixture(autouse=True)

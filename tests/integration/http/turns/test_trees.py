@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 Message = dict[str, Any]
 BASH = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]

@@ -12,7 +12,7 @@ from steno.contracts.records import bytes_to_floats, bytes_to_ids
 from steno_proxy.store.interface import TokenPath
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import STOP_ID, ParrotEngine, Say, drawn
+from tests.support.workers.parrot import STOP_ID, ParrotEngine, Say, drawn
 
 
 def ids(text: str) -> list[int]:

@@ -20,9 +20,9 @@ from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
 from tests.integration.http.conftest import Proxy, running
-from tests.support.parrot import ParrotEngine, Say
-from tests.support.tokens import counters
+from tests.support.records.tokens import counters
 from tests.support.waiting import until
+from tests.support.workers.parrot import ParrotEngine, Say
 
 KINDS = ("received", "completion", "unrecorded", "late")
 AT_ONCE = 2  # of a worker that runs one: the next is at hand

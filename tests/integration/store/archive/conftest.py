@@ -11,7 +11,7 @@ from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.archive.support import (
     replica,
 )
-from tests.support.redis_server import RedisServer
+from tests.support.machine.redis_server import RedisServer
 
 
 @pytest.fixture(params=["folder", "memory"])

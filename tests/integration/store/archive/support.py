@@ -15,8 +15,8 @@ from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ObjectStorage
 from steno_proxy.sessions.samples import samples
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.recording_contract import END, record
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.recording import END, record
+from tests.support.machine.redis_server import PATIENT, RedisServer
 
 LATER = 200_000.0
 """Seconds, by the clock that the rounds are told: all that ended in these tests is past its retention then."""

@@ -28,10 +28,10 @@ from tests.integration.store.archive.support import (
     replica,
     trials_in,
 )
-from tests.support.list_contract import ALL, listed, make_group
-from tests.support.recording_contract import END, record
-from tests.support.recordings import row, session, turn
-from tests.support.redis_server import PATIENT, RedisServer
+from tests.support.contracts.list import ALL, listed, make_group
+from tests.support.contracts.recording import END, record
+from tests.support.machine.redis_server import PATIENT, RedisServer
+from tests.support.records.recordings import row, session, turn
 
 
 async def test_an_ended_session_leaves_redis_and_is_read_as_before(

@@ -22,10 +22,10 @@ from tests.integration.store.archive.support import (
     replica,
     trials_in,
 )
-from tests.support.list_contract import ALL, listed
-from tests.support.recording_contract import END, record
-from tests.support.recordings import session
-from tests.support.redis_server import RedisServer
+from tests.support.contracts.list import ALL, listed
+from tests.support.contracts.recording import END, record
+from tests.support.machine.redis_server import RedisServer
+from tests.support.records.recordings import session
 from tests.support.waiting import until
 
 

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from steno.config.extras import how_to_install
 from steno_cli.terminal.output import EXTRAS, one_line_errors, require_modules
-from tests.support.stack import ROOT
+from tests.support.programs.stack import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OFFERED: dict[str, list[str]] = PROJECT["optional-dependencies"]

@@ -14,7 +14,7 @@ from steno.contracts.records import Session
 from steno_cli.commands import runs as runs_command
 from steno_cli.commands.sessions import print_table, table_of
 from steno_cli.main import app
-from tests.support.recordings import session
+from tests.support.records.recordings import session
 
 WIDTHS = pytest.mark.parametrize("columns", ["20", "80", ""])
 """Of a terminal; "": a pipe that says nothing."""

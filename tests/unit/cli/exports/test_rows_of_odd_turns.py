@@ -14,7 +14,7 @@ from steno_cli.exports import export
 from steno_cli.exports.atif import trajectories
 from steno_cli.exports.chat import conversations
 from steno_cli.exports.export import ExportFormat, export_sessions
-from tests.support.recordings import session as recorded
+from tests.support.records.recordings import session as recorded
 from tests.unit.cli.exports.test_branches import session
 
 HALF = "cut \ud83d"

@@ -21,7 +21,7 @@ from steno_cli.exports import export
 from steno_cli.exports.export import export_sessions
 from steno_cli.exports.selection import Purpose, Selection
 from steno_cli.main import app
-from tests.support.recordings import session
+from tests.support.records.recordings import session
 
 GROUPS = {"lesson": "train", "exam": "eval", "unlisted": "eval"}
 TRIALS = [

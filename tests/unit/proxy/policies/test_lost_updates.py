@@ -11,7 +11,7 @@ from steno.contracts.wire.frames import Apply, Frame, ModelCard, Prepare, Progre
 from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.policies.update import UpdateRun
 from steno_proxy.store.policies import MemoryPolicies
-from tests.support.policy_contract import spec
+from tests.support.contracts.policy import spec
 from tests.unit.proxy.policies.test_policy_updates import Fleet, run
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steno.contracts.wire.frames import Progress
 from steno_proxy.policies.policy_updates import KEPT_RUNS, FrameOrder, PolicyUpdates
 from steno_proxy.policies.update import FrameKind, UpdateRun
-from tests.support.policy_contract import spec
+from tests.support.contracts.policy import spec
 
 
 def run(step: int, *, now: float = 0.0, number: int | None = None) -> UpdateRun:

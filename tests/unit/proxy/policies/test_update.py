@@ -13,7 +13,7 @@ from steno.contracts.policy import Want
 from steno.contracts.wire.frames import Progress
 from steno_proxy.policies.member import FIRST_RETRY_S, RESEND_S, ShardCursor
 from steno_proxy.policies.update import LOADING_S, MAX_CREDIT_BYTES, MISSED, FrameKind, MemberFrame, UpdateRun
-from tests.support.policy_contract import SHARD_BYTES, spec
+from tests.support.contracts.policy import SHARD_BYTES, spec
 
 DEADLINE_S = 100.0
 

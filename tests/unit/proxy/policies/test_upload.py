@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from steno.contracts.wire.frames import Chunk, Progress
 from steno_proxy.policies.update import UpdateRun
 from steno_proxy.policies.upload import CHUNK_BYTES, PATIENCE_S, STALL_S, Upload
-from tests.support.policy_contract import spec
+from tests.support.contracts.policy import spec
 
 KIB = 1024
 SIZE = 4096 * KIB

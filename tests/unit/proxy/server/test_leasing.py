@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.leases import LeaseRequest
 from steno_proxy.api import lease_wait
 from steno_proxy.store.memory.store import MemoryStore
-from tests.support.groups import RUN, end, finished, group, speak
+from tests.support.records.groups import RUN, end, finished, group, speak
 
 
 class Counting(MemoryStore):

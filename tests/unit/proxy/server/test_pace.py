@@ -21,7 +21,7 @@ from steno_proxy.server.app import create_app
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.redis.link.redis_link import RedisLink
 from steno_proxy.store.redis.recordings import RedisRecordings
-from tests.support.recordings import row, turn
+from tests.support.records.recordings import row, turn
 
 
 class Noted(Pace):

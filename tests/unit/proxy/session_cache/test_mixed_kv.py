@@ -8,7 +8,7 @@ from steno.contracts.errors import EngineFailed
 from steno.contracts.records import floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish
 from steno_proxy.sessions.samples import samples
-from tests.support.choices import Said, stream
+from tests.support.records.choices import Said, stream
 
 
 def delta(version: str, mixed_kv: bool) -> Delta:

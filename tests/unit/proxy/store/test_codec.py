@@ -15,7 +15,7 @@ from steno.contracts.records import IndexRow, Timings, TokenSpan, Turn
 from steno_proxy.store.encoding.codec import decode_entry, decode_row, decode_turn, encode_turn, join_entry, path_ids
 from steno_proxy.store.encoding.head import Head, head_from_hash, head_to_hash, session_of
 from steno_proxy.store.encoding.texts import pack, text, to_json, unpack
-from tests.support.recordings import conversation, row, turn
+from tests.support.records.recordings import conversation, row, turn
 
 GOLDEN = Path(__file__).parents[3] / "fixtures" / "recording-v1.json"
 LATER = {"upstream_tokens": None, "reasoning_tokens": 0, "stop": "", "workers": [], "mixed_kv": False}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from steno_proxy.store.encoding.codec import FIRST_MESSAGE, encode_turn
 from steno_proxy.store.encoding.images import apart, together
-from tests.support.recordings import row, turn
+from tests.support.records.recordings import row, turn
 
 CAT, DOG = "data:image/png;base64,Q0FU", "data:image/jpeg;base64,RE9H"
 

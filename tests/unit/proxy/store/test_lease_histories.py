@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from steno_proxy.store.memory.store import MemoryStore
-from tests.support.lease_history import STEPS, Play, Step, history
+from tests.support.contracts.lease_history import STEPS, Play, Step, history
 
 
 @settings(max_examples=300)

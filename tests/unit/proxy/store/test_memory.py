@@ -8,12 +8,12 @@ import pytest
 
 from steno.contracts.errors import NotFound
 from steno_proxy.store.memory.store import MemoryStore
-from tests.support.account_contract import AccountContract
-from tests.support.claim_contract import ClaimContract
-from tests.support.lease_contract import LeaseContract
-from tests.support.recordings import conversation, session
-from tests.support.retry_contract import RetryContract
-from tests.support.store_contract import StoreContract
+from tests.support.contracts.account import AccountContract
+from tests.support.contracts.claim import ClaimContract
+from tests.support.contracts.lease import LeaseContract
+from tests.support.contracts.retry import RetryContract
+from tests.support.contracts.store import StoreContract
+from tests.support.records.recordings import conversation, session
 
 
 @pytest.fixture

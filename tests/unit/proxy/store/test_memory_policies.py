@@ -7,7 +7,7 @@ import pytest
 from steno.contracts.errors import NotFound
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.store.policies import SUPERSEDED_TTL_S
-from tests.support.policy_contract import PolicyContract, spec
+from tests.support.contracts.policy import PolicyContract, spec
 
 
 @pytest.fixture

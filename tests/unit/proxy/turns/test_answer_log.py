@@ -19,7 +19,7 @@ from steno_proxy.dialects.openai.completions import CompletionsDialect
 from steno_proxy.turns import answer_log as module
 from steno_proxy.turns.answer_log import LogReader
 from steno_proxy.turns.request import Request
-from tests.support.choices import Said
+from tests.support.records.choices import Said
 
 STARTED = Started(1, 0, b"", 3, b"", Sampling())
 CHOICE = Choice(0, {"role": "assistant", "content": "abc"}, "stop", 3, 4)

@@ -16,7 +16,7 @@ from steno_proxy import metrics
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.interface import RecordedOtherwise
 from steno_proxy.store.memory.store import MemoryStore
-from tests.support.choices import TURN, Said
+from tests.support.records.choices import TURN, Said
 
 
 class Slow(MemoryStore):

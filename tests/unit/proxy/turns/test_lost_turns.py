@@ -14,7 +14,7 @@ from steno_proxy.store.interface import ParentLost
 from steno_proxy.turns import retry_matching
 from steno_proxy.turns.continuation import fork_reason_now, plan
 from steno_proxy.turns.retry_matching import RequestIdentity
-from tests.support.losing import LosingStore
+from tests.support.records.losing import LosingStore
 from tests.unit.proxy.session_cache.test_recorder import USER, open_turn, recorder, turn_and_row
 
 

@@ -12,7 +12,7 @@ from steno_proxy.session_cache.fork_origins import ForkOrigins
 from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.store.memory.store import MemoryStore
 from steno_proxy.turns.stored_responses import answer_of, whole
-from tests.support.losing import LosingStore
+from tests.support.records.losing import LosingStore
 from tests.unit.proxy.session_cache.test_recorder import recorder, turn_and_row
 
 USER: Message = {"role": "user", "content": "hi"}

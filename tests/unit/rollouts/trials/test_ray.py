@@ -26,7 +26,7 @@ from steno_rollouts.trials.ray.cluster import Node, RayCluster
 from steno_rollouts.trials.ray.parcels import Answer, Keys, NodeRequest, SentFile, bounded, last_part, packed, unpack
 from steno_rollouts.trials.ray.player import RayPlayer
 from steno_rollouts.trials.runner import TrialRunner
-from tests.support.ports import free_port
+from tests.support.programs.ports import free_port
 
 SESSION = Session(trial_id="g.0", group_id="g", created_at=0.0, updated_at=0.0)
 TRIAL = Trial(session=SESSION, urls=dict.fromkeys(("openai", "anthropic", "gemini"), "http://proxy/g.0"))

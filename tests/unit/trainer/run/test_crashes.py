@@ -39,7 +39,7 @@ from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import StepReport
 from steno_trainer.step.step_plan import StepBatch
-from tests.support.groups import end, group, speak
+from tests.support.records.groups import end, group, speak
 
 RUN, PER_STEP, BOUND, STEPS, ALL_S = "r", 2, 1, 8, 120.0
 POINTS = (

@@ -17,7 +17,7 @@ import pytest
 from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import WeightsRefused
 from steno_worker.interfaces import StagedUpdate
-from tests.support.shards import manifest_of, spec, two_shards
+from tests.support.weights.shards import manifest_of, spec, two_shards
 from tests.unit.worker.engines.no_vllm import without_vllm
 
 

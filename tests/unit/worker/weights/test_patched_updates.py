@@ -23,8 +23,8 @@ from steno_worker.weights import staged_files
 from steno_worker.weights.patching import PatchBase, PatchedStaging, PatchJob, whole_spec
 from steno_worker.weights.staged_files import UpdateAbandoned
 from steno_worker.weights.update_state import WeightUpdate
-from tests.support.patches import Chain
 from tests.support.waiting import until
+from tests.support.weights.patches import Chain
 from tests.unit.worker.weights.test_updates import Bench, Proxy
 
 KINDS = ("filesystem", "stream")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steno.contracts.errors import WeightsRefused
 from steno.contracts.policy import Manifest
 from steno_worker.weights.shard_files import ShardCheck, check_complete, check_manifest
-from tests.support.shards import digest, manifest_of, shard_bytes, tensor, two_shards
+from tests.support.weights.shards import digest, manifest_of, shard_bytes, tensor, two_shards
 
 SHARDS = two_shards()
 MANIFEST = manifest_of(SHARDS)

@@ -10,7 +10,7 @@ import pytest
 
 from steno.contracts.errors import WeightsRefused
 from steno_worker.weights.staged_files import StreamStaging, UpdateAbandoned, check_folder
-from tests.support.shards import manifest_of, shard_bytes, two_shards, write
+from tests.support.weights.shards import manifest_of, shard_bytes, two_shards, write
 
 SHARDS = two_shards()
 MANIFEST = manifest_of(SHARDS)

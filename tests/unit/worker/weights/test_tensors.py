@@ -10,8 +10,8 @@ import torch
 
 from steno.contracts.errors import WeightsRefused
 from steno_worker.weights.tensors import check_fits, places_in, places_of, read_tensors
-from tests.support.shards import tensor, write
-from tests.support.trained import export
+from tests.support.weights.shards import tensor, write
+from tests.support.weights.trained import export
 
 EMBEDDING = torch.randn(6, 4)
 STATE = {"embed": EMBEDDING, "head": EMBEDDING, "norm": torch.ones(4), "steps": torch.zeros(2, dtype=torch.int64)}

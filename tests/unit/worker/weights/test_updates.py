@@ -22,8 +22,8 @@ from steno_worker.metrics import WorkerMetrics
 from steno_worker.weights import stage, staged_files
 from steno_worker.weights import update_state as one_update
 from steno_worker.weights.update_runner import UpdateRunner
-from tests.support.shards import digest, manifest_of, shard_bytes, spec, two_shards, write
 from tests.support.waiting import until
+from tests.support.weights.shards import digest, manifest_of, shard_bytes, spec, two_shards, write
 
 SHARDS = two_shards()
 DATA = {name: shard_bytes(tensors) for name, tensors in SHARDS.items()}

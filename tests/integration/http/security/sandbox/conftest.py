@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.stack import ROOT, Stack, running
+from tests.support.programs.stack import ROOT, Stack, running
 
 ADMIN, WORKER = "ak-test-Zq81", "wk-test-Zq82"
 SCRIPT = """
