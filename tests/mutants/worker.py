@@ -71,7 +71,8 @@ MUTANTS = (
     Mutant(
         "tokens-after-one-call", "what the model said after its only call is recorded with it", _READER,
         "                return StepText(step.ids[: index + 1], whole, \"stop\", ONE_CALL)\n",
-        "                return StepText(step.ids, whole, \"stop\", ONE_CALL)\n", (*_JOBS, "tests/unit/worker/chat/test_hermes.py"),
+        "                return StepText(step.ids, whole, \"stop\", ONE_CALL)\n",
+        (*_JOBS, "tests/unit/worker/chat/test_hermes.py"),
     ),
     Mutant(
         "stop-shown-in-part", "all of a stop string but its last characters may leave before it is whole", _STOPS,

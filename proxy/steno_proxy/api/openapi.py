@@ -1,7 +1,7 @@
 """`/openapi.json`: FastAPI's document of the control plane, with the agents' routes, keys, addresses and examples.
 
 Clients are generated from it, so: operations have short names that stay (`operation_name`), and a record's schema is that of its
-JSON (`contracts/arrays.py`). tests/integration/http/test_generated_client.py generates one and uses it.
+JSON (`contracts/arrays.py`). tests/integration/face/test_generated_client.py generates one and uses it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ ARGUMENTS = [
     "--tool-call-parser=hermes",
 ]
 PYTHON = str(Path(sys.executable).with_name("python3"))
-"""By this name its programs are not forks (`tests.support.programs.forked`): vLLM spawns its processes, as where users start it."""
+"""By this name its programs are not forks (`tests.support.programs.forked`): vLLM spawns its processes, as for users."""
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 600, "ignore_eos": True}
 """Goes on after the call that ends the model's answer, so that there is time to be killed in."""
 

@@ -1,4 +1,4 @@
-"""vLLM whose processes are forks of the one that starts the engine: `tests.support.programs.forked` has workers with vLLM import this.
+"""vLLM whose processes are forks of the one that starts the engine: `tests.support.programs.forked` has vLLM workers import this.
 
 On a CPU vLLM spawns them, and each imports vLLM again: six seconds of processor time, for each of the two processes of an engine.
 Forks are what it starts by default elsewhere.

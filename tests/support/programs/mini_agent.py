@@ -1,7 +1,7 @@
 """mini-swe-agent from PyPI, unmodified: imported once, and forked for each run, since its import takes seconds of a processor.
 
-`AGENTS/bin/python tests/support/programs/mini_agent.py serve SOCKET` is the server, in the agent's own environment; `run SOCKET ARGUMENT…`
-is the command `mini` in its place, in the folder and with the environment of whoever calls it. Standard library only.
+`AGENTS/bin/python tests/support/programs/mini_agent.py serve SOCKET` is the server, in the agent's own environment; `run SOCKET
+ARGUMENT…` is the command `mini` in its place, in the folder and with the environment of whoever calls it. Standard library only.
 """
 
 from __future__ import annotations
