@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
 
-from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import Group
+from steno.contracts.runs.leases import LeaseRequest
 from steno_proxy.store.redis.store import RedisStore
 from steno_proxy.store.runs.settlement import EndedTrial
 from tests.support.machine.redis_server import PATIENT, RedisServer

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steno.client.client import AsyncClient, Client
     from steno.contracts.errors import StenoError
-    from steno.contracts.leases import Lease, LeaseRequest
     from steno.contracts.records import ForkOf, Group, Limits, Sample, SamplingPolicy, Session, Turn
     from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
-    from steno.contracts.training_steps import PostedAnnotation, TrainingStep
+    from steno.contracts.runs.leases import Lease, LeaseRequest
+    from steno.contracts.runs.training_steps import PostedAnnotation, TrainingStep
 
 _WHERE = {
     "steno.client.client": ("AsyncClient", "Client"),
     "steno.contracts.errors": ("StenoError",),
-    "steno.contracts.leases": ("Lease", "LeaseRequest"),
+    "steno.contracts.runs.leases": ("Lease", "LeaseRequest"),
     "steno.contracts.records": ("ForkOf", "Group", "Limits", "Sample", "SamplingPolicy", "Session", "Turn"),
     "steno.contracts.rest": ("Completion", "GroupSpec", "SessionSpec", "Trial"),
-    "steno.contracts.training_steps": ("PostedAnnotation", "TrainingStep"),
+    "steno.contracts.runs.training_steps": ("PostedAnnotation", "TrainingStep"),
 }
 __all__ = [
     "AsyncClient",

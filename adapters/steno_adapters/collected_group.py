@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from steno import Client
 from steno.contracts.errors import Gone, NotFound
-from steno.contracts.leases import Lease
+from steno.contracts.runs.leases import Lease
 from steno_adapters.main_branch import main_branch
 from steno_adapters.rows import TrainableRow, trainable_rows
 

@@ -21,9 +21,9 @@ from typing import Any, Self, TypeVar
 
 from steno import AsyncClient, Client, LeaseRequest, Limits, SamplingPolicy, StenoError
 from steno.contracts.errors import BadRequest, ConfigError
-from steno.contracts.leases import MOST_LEASES, Lease
 from steno.contracts.policy import Update
-from steno.contracts.train_models import checked
+from steno.contracts.runs.leases import MOST_LEASES, Lease
+from steno.contracts.runs.train_models import checked
 from steno_adapters.collected_group import Branches, CollectedGroup, read_group
 from steno_adapters.function_agents import AgentFunction, FunctionAgents
 from steno_adapters.last_failures import LastFailures

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steno.contracts.records import Sample
-from steno.contracts.train_models import asked_for, checked
+from steno.contracts.runs.train_models import asked_for, checked
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from steno.contracts.errors import ConfigError
-from steno.contracts.leases import RunView
+from steno.contracts.runs.leases import RunView
 
 InHand = Callable[[], Awaitable[int]]
 """Groups of the run that are registered and neither given up nor trained into weights that a worker serves."""

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from steno.client.client import AsyncSteno
-from steno.contracts.claims import CLAIM_S, Claim, ClaimRequest
 from steno.contracts.errors import BadRequest, NotFound, StenoError
 from steno.contracts.rest import Trial
+from steno.contracts.runs.claims import CLAIM_S, Claim, ClaimRequest
 from steno_rollouts.trials.containers.launcher import Launcher
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ import httpx
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import ConfigError, StenoError, Unreachable
-from steno.contracts.leases import RunView
 from steno.contracts.records import Session
 from steno.contracts.rest import Trial
+from steno.contracts.runs.leases import RunView
 from steno_rollouts.admission import trainer_of
 from steno_rollouts.build import Prepared
 from steno_rollouts.trials import workdir

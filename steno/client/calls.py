@@ -15,24 +15,6 @@ from urllib.parse import quote
 from pydantic import SecretStr
 
 from steno.client.transport import MSGPACK, Body, ClientRequest, call
-from steno.contracts.claims import Claim, ClaimList, ClaimRequest
-from steno.contracts.leases import (
-    EPOCH_HEADER,
-    GroupList,
-    GroupPlace,
-    Lease,
-    LeaseExtension,
-    LeaseList,
-    LeaseRequest,
-    LeaseTerm,
-    RolloutsOver,
-    RunList,
-    RunSummary,
-    RunView,
-    TakeOver,
-    Tenure,
-    TrainerHeartbeat,
-)
 from steno.contracts.lenient import read
 from steno.contracts.policy import ModelName, ModelNames, PolicyList, PolicyView, Received, Update, UpdateSpec
 from steno.contracts.records import Group, Sample, Session
@@ -49,7 +31,25 @@ from steno.contracts.rest import (
     Trial,
     TurnPage,
 )
-from steno.contracts.training_steps import (
+from steno.contracts.runs.claims import Claim, ClaimList, ClaimRequest
+from steno.contracts.runs.leases import (
+    EPOCH_HEADER,
+    GroupList,
+    GroupPlace,
+    Lease,
+    LeaseExtension,
+    LeaseList,
+    LeaseRequest,
+    LeaseTerm,
+    RolloutsOver,
+    RunList,
+    RunSummary,
+    RunView,
+    TakeOver,
+    Tenure,
+    TrainerHeartbeat,
+)
+from steno.contracts.runs.training_steps import (
     AnnotationPost,
     AnnotationsKept,
     PostedAnnotation,

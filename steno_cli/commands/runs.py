@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steno.contracts.errors import ConfigError, NotFound
-from steno.contracts.leases import RunView
+from steno.contracts.runs.leases import RunView
 from steno_cli.commands.sessions import Json, Key, KeyFile, Url, ago, print_table
 from steno_cli.terminal.connection import connect
 from steno_cli.terminal.output import console

@@ -25,8 +25,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import ConfigError
-from steno.contracts.leases import RunView
 from steno.contracts.records import SamplingPolicy
+from steno.contracts.runs.leases import RunView
 from steno.models import TINY
 from steno_cli.demo.processes import (
     DemoFailed,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from steno.contracts.leases import RunView
+from steno.contracts.runs.leases import RunView
 
 
 def show_ledger(console: Console, trained: Mapping[str, Any], view: RunView) -> None:

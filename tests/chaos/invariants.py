@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from steno.contracts.leases import RunView
 from steno.contracts.records import ForkReason, Session, Turn, bytes_to_floats, bytes_to_ids
+from steno.contracts.runs.leases import RunView
 from tests.chaos.agents import Seen, Trial
 from tests.chaos.predict import answer, logprob, message_of, prompt_digest, render, resumable
 from tests.chaos.schedule import ANY, MODELS, Fault

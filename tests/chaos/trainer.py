@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, StenoError, Superseded
-from steno.contracts.leases import Lease, LeaseRequest
+from steno.contracts.runs.leases import Lease, LeaseRequest
 
 TTL_S = 2.0
 PATIENCE_S = 120.0

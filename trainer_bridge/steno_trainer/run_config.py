@@ -12,7 +12,7 @@ from steno.config.object_store import check_url
 from steno.config.settings import PROXY_HELP, ProxyUrl, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
 from steno.contracts.policy import MOST_DEADLINE_S
-from steno.contracts.train_models import ModelNames
+from steno.contracts.runs.train_models import ModelNames
 from steno_trainer.config import Need, TrainerSettings
 
 RUN_NEEDS = (

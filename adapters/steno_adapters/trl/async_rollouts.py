@@ -29,7 +29,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from steno.contracts.errors import BadRequest, StenoError
-from steno.contracts.leases import RunGroups
+from steno.contracts.runs.leases import RunGroups
 from steno_adapters.collected_group import CollectedGroup
 from steno_adapters.collector import Collector
 from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups, NothingToTrain

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Forbidden, NotFound, StenoError, Unauthorized
-from steno.contracts.leases import Lease, LeaseRequest
+from steno.contracts.runs.leases import Lease, LeaseRequest
 from steno_adapters.verl.prompt_groups import VERL
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from steno.config.settings import SettingsConfigDict
 from steno.contracts.errors import ConfigError
-from steno.contracts.train_models import ModelNames
+from steno.contracts.runs.train_models import ModelNames
 from steno_rollouts.config import RolloutSettings
 
 PROXY_VARIABLE = "PROXY_SERVER_URL"

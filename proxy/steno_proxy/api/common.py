@@ -11,9 +11,9 @@ from fastapi import Header, Request, Response
 from pydantic import BaseModel
 
 from steno.contracts.errors import BadRequest, Conflict, StenoError
-from steno.contracts.leases import EPOCH_HEADER, GroupList
 from steno.contracts.records import ForkOf, Session, readable
 from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, SampleList, Trial, TurnPage
+from steno.contracts.runs.leases import EPOCH_HEADER, GroupList
 from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.auth.viewer_cookie import cookie_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from steno.contracts.leases import Lease, LeaseRequest
+from steno.contracts.runs.leases import Lease, LeaseRequest
 from steno_proxy import metrics
 from steno_proxy.store.runs.interface import GrantedLeases, RunStore
 

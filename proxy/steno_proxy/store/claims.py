@@ -1,4 +1,4 @@
-"""Which launcher has a trial (`contracts/claims.py`). Pure: no I/O, and time is an argument."""
+"""Which launcher has a trial (`contracts/runs/claims.py`). Pure: no I/O, and time is an argument."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import sys
 import openai
 
 from steno.client.client import Steno
-from steno.contracts.leases import LeaseRequest
 from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.runs.leases import LeaseRequest
 from tests.support.programs import forked
 from tests.support.programs.stack import Stack
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from steno.client.client import Steno
-from steno.contracts.leases import LeaseRequest
 from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.runs.leases import LeaseRequest
 from tests.integration.image.played import COMPOSE, FOLDER, Played, asked, playing
 from tests.integration.image.test_image import buildah
 from tests.support.programs.stack import ROOT

@@ -23,8 +23,8 @@ import openai
 import psutil
 
 from steno.client.client import AsyncSteno, Steno
-from steno.contracts.leases import LeaseRequest, RunView
 from steno.contracts.records import SamplingPolicy
+from steno.contracts.runs.leases import LeaseRequest, RunView
 from steno.models import TINY
 from steno_rollouts.admission import Admission
 from steno_rollouts.groups import GroupOptions, Planned

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from steno.contracts.leases import RunView
+from steno.contracts.runs.leases import RunView
 from steno_cli.terminal.output import EXIT_OTHER_TRAINER
 from steno_trainer.data.ledger import Reason
 from tests.integration.loop.product import RUN, SLOW_S, Product, Trainer, rolling, thread

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from steno.client.client import AsyncSteno
-from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.records import Limits, SamplingPolicy, Turn
 from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.runs.leases import Lease, LeaseRequest
 from steno_trainer.data.advantages import Estimator
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Reason

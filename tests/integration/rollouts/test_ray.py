@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from steno.client.client import Steno
-from steno.contracts.claims import ClaimRequest
 from steno.contracts.records import Session
+from steno.contracts.runs.claims import ClaimRequest
 from tests.integration.rollouts.conftest import ADMIN, Rollout
 from tests.support.programs.stack import Stack
 from tests.support.sources import ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steno.client.client import AsyncSteno
-from steno.contracts.leases import LeaseRequest
+from steno.contracts.runs.leases import LeaseRequest
 from steno_cli.demo.task import make_world
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings

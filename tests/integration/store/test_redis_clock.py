@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from steno.contracts.leases import LeaseRequest
+from steno.contracts.runs.leases import LeaseRequest
 from steno_proxy.api import lease_wait
 from steno_proxy.store.redis.schema import run_keys
 from steno_proxy.store.redis.store import RedisStore

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import Conflict, StoreUnavailable
-from steno.contracts.leases import Lease
+from steno.contracts.runs.leases import Lease
 from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.run import changes
 from steno_proxy.store.redis.schema import run_keys

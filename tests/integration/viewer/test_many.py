@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.rest import GroupSpec
-from steno.contracts.training_steps import TrainingStep
+from steno.contracts.runs.training_steps import TrainingStep
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
 from tests.support.workers.parrot import ParrotEngine

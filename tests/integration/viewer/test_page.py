@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from steno.contracts.records import ForkOf, halves_to_bytes
 from steno.contracts.rest import Completion, SessionSpec
-from steno.contracts.training_steps import PostedAnnotation, TrainingStep
+from steno.contracts.runs.training_steps import PostedAnnotation, TrainingStep
 from steno_cli.main import app
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from steno.contracts.errors import Conflict, Gone, NotFound
-from steno.contracts.leases import RunView
 from steno.contracts.records import OPEN
-from steno.contracts.training_steps import TrainingStep
+from steno.contracts.runs.leases import RunView
+from steno.contracts.runs.training_steps import TrainingStep
 from steno_proxy.store.borrowing import borrow_turns
 from steno_proxy.store.interface import RecordedOtherwise, SessionStore
 from tests.support.records.groups import RUN, again, end, finished, group, lease, speak, unaccounted

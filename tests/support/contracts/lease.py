@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import Conflict, NotFound, Superseded, TrainerAlive
-from steno.contracts.leases import LeaseRequest, Tenure
+from steno.contracts.runs.leases import LeaseRequest, Tenure
 from steno_proxy.store.interface import SessionStore
 from tests.support.records.groups import RUN, end, finished, group, lease, speak
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from steno.contracts.errors import Conflict, Gone, NotFound, Superseded, TrainerAlive
-from steno.contracts.leases import Lease
 from steno.contracts.records import TokenSpan
+from steno.contracts.runs.leases import Lease
 from steno_proxy.store.interface import SessionStore
 from tests.support.records.groups import RUN, end, group, lease, speak
 from tests.support.records.recordings import session

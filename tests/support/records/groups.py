@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from steno.contracts.leases import Lease, LeaseRequest, RunView
 from steno.contracts.records import Group, TokenSpan, ids_to_bytes
+from steno.contracts.runs.leases import Lease, LeaseRequest, RunView
 from steno_proxy.store.interface import SessionStore
 from tests.support.records.recordings import row, session, turn
 

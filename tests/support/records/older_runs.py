@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from steno.contracts.errors import Conflict, NotFound
-from steno.contracts.leases import ALIVE_S, Lease, LeaseName, LeaseRequest, Tenure
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group
+from steno.contracts.runs.leases import ALIVE_S, Lease, LeaseName, LeaseRequest, Tenure
 from steno_proxy.store.redis.link.redis_link import Script
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import RUNS, request_key, run_id_of, run_keys, run_tag

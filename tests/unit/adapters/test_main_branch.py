@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from steno.contracts.leases import Lease
 from steno.contracts.records import Group, Sample, SampledRange, Session, TokenSpan, floats_to_bytes, ids_to_bytes
+from steno.contracts.runs.leases import Lease
 from steno_adapters.collected_group import Branches, read_group
 from steno_adapters.main_branch import main_branch
 from steno_adapters.verl.session_rows import training_rows

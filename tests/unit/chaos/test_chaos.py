@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from steno.contracts.leases import RunGroups, RunView
 from steno.contracts.records import (
     ForkReason,
     Session,
@@ -23,6 +22,7 @@ from steno.contracts.records import (
     floats_to_bytes,
     ids_to_bytes,
 )
+from steno.contracts.runs.leases import RunGroups, RunView
 from tests.chaos.agents import Seen, Trial
 from tests.chaos.formats import FORMATS, Call, Misspoken
 from tests.chaos.invariants import check_heard, check_ledger, check_received, check_seen, check_session, check_turns

@@ -13,9 +13,10 @@ import numpy
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from steno.contracts import leases, policy, records, rest, worker_view
+from steno.contracts import policy, records, rest, worker_view
 from steno.contracts.records import Sample, Timings, Turn, floats_to_bytes, ids_to_bytes, readable
 from steno.contracts.rest import SampleList
+from steno.contracts.runs import leases
 
 TURN = Turn(
     turn_id="a",

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from steno.contracts.records import TurnAnnotation, bytes_to_halves, halves_to_bytes
-from steno.contracts.training_steps import MOST_VALUES, TrainingStep
+from steno.contracts.runs.training_steps import MOST_VALUES, TrainingStep
 
 
 def test_differences_are_base64_in_json_and_a_list_is_read_too() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
-from steno.contracts.leases import RunGroups, RunTrainer, RunView
+from steno.contracts.runs.leases import RunGroups, RunTrainer, RunView
 from steno_rollouts.admission import Admission
 from steno_rollouts.build import Prepared, located
 from steno_rollouts.config import RolloutSettings

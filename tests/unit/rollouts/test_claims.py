@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from steno.client.client import AsyncSteno
-from steno.contracts.claims import Claim, ClaimRequest
 from steno.contracts.errors import NotFound
 from steno.contracts.records import Group, Session
 from steno.contracts.rest import Trial
+from steno.contracts.runs.claims import Claim, ClaimRequest
 from steno_rollouts.claims import Claims
 
 TRIAL = Trial(session=Session(trial_id="g.0", created_at=1.0, updated_at=1.0), urls={})

@@ -10,8 +10,8 @@ import pytest
 
 from steno.client.client import AsyncClient
 from steno.contracts.errors import ArchiveUnreadable
-from steno.contracts.leases import GroupPlace, RunView
 from steno.contracts.records import Group
+from steno.contracts.runs.leases import GroupPlace, RunView
 from steno_rollouts.rescoring import Rescoring
 from tests.support.records.recordings import session
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from steno.contracts.errors import StenoError
-from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.records import Group, Sample, SampledRange, Session, TokenSpan, Turn
 from steno.contracts.rest import SampleList, UnreadableTurn
+from steno.contracts.runs.leases import Lease, LeaseRequest
 
 
 @dataclass

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.records import Group
+from steno.contracts.runs.leases import Lease, LeaseRequest
 from steno_rollouts.admission import admissible_groups
 from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason

@@ -21,8 +21,8 @@ from typing import Self
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Gone, NotFound, StenoError, Superseded
-from steno.contracts.leases import MOST_LEASES, Lease, LeaseRequest
 from steno.contracts.records import Sample
+from steno.contracts.runs.leases import MOST_LEASES, Lease, LeaseRequest
 from steno_trainer.data.ledger import Ledger, Reason, book_missing
 
 logger = logging.getLogger(__name__)

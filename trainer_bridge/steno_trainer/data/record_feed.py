@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, MutableSet, Sequence
 from pathlib import Path
 from typing import Self
 
-from steno.contracts.leases import Lease, RunGroups, RunView
 from steno.contracts.records import Counts, Group, Sample, Session
+from steno.contracts.runs.leases import Lease, RunGroups, RunView
 from steno_trainer.data.lease_feed import LeasedGroup
 from steno_trainer.data.ledger import Ledger
 from steno_trainer.data.record_file import RecordedGroup, RecordFile

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from steno.config.extras import how_to_install
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import Sample
-from steno.contracts.train_models import asked_for
+from steno.contracts.runs.train_models import asked_for
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steno.contracts.records import Sample, SampledRange
-from steno.contracts.train_models import asked_for
+from steno.contracts.runs.train_models import asked_for
 from steno_trainer.data.ledger import UNKNOWN_VERSION, Ledger, Reason
 from steno_trainer.data.overlong import LeaveOut
 from steno_trainer.data.staleness import StalenessVerdict, VersionHistory, judge

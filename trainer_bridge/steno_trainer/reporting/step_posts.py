@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from steno.contracts.training_steps import AnnotationsKept, PostedAnnotation, TrainingStep
+from steno.contracts.runs.training_steps import AnnotationsKept, PostedAnnotation, TrainingStep
 from steno_trainer.data.rows import TrainingRow
 
 logger = logging.getLogger(__name__)

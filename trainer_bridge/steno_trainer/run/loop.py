@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from steno.contracts.errors import StenoError, Superseded
-from steno.contracts.leases import RunView
+from steno.contracts.runs.leases import RunView
 from steno_rollouts.evaluation import Evaluator
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason

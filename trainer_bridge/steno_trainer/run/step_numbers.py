@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steno.contracts.training_steps import TrainingStep
+from steno.contracts.runs.training_steps import TrainingStep
 from steno_trainer.data.ledger import Account
 from steno_trainer.reporting.trackers import added, outcomes
 from steno_trainer.run.training_state import TrainingState

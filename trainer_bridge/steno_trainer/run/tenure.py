@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 from steno.contracts.errors import BadRequest, StenoError, Superseded, TrainerAlive
-from steno.contracts.leases import HEARTBEAT_S, Tenure
+from steno.contracts.runs.leases import HEARTBEAT_S, Tenure
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from steno.contracts.leases import Lease
 from steno.contracts.records import MAX_REWARD
+from steno.contracts.runs.leases import Lease
 from steno_rollouts.reporting.breakdown import bounded, label_of, metric_means
 from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages, unusable
 from steno_trainer.data.lease_feed import LeasedGroup

@@ -13,11 +13,11 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from steno.contracts.claims import Claim, ClaimList, ClaimRequest
 from steno.contracts.errors import BadRequest, Conflict, NotFound
-from steno.contracts.leases import GroupList
 from steno.contracts.records import Group, SamplingPolicy, Session
 from steno.contracts.rest import GroupSpec, GroupTrials, not_given
+from steno.contracts.runs.claims import Claim, ClaimList, ClaimRequest
+from steno.contracts.runs.leases import GroupList
 from steno_proxy.api.common import (
     ERRORS,
     check_run,

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from steno.contracts.errors import Conflict
-from steno.contracts.leases import LeaseExtension, LeaseList, LeaseRequest, LeaseTerm
+from steno.contracts.runs.leases import LeaseExtension, LeaseList, LeaseRequest, LeaseTerm
 from steno_proxy import metrics
 from steno_proxy.api import lease_wait
 from steno_proxy.api.common import ERRORS, Epoch, admin, encoded, known_query, services

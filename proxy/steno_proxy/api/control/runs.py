@@ -8,8 +8,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from steno.contracts.leases import RolloutsOver, RunList, RunSummary, RunView, TakeOver, Tenure, TrainerHeartbeat
 from steno.contracts.rest import RunKey
+from steno.contracts.runs.leases import RolloutsOver, RunList, RunSummary, RunView, TakeOver, Tenure, TrainerHeartbeat
 from steno_proxy.api.common import (
     ERRORS,
     admin,

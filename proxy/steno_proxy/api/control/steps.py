@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from steno.contracts.errors import BadRequest, Gone, NotFound
-from steno.contracts.training_steps import (
+from steno.contracts.runs.training_steps import (
     AnnotationPost,
     AnnotationsKept,
     PostedAnnotation,

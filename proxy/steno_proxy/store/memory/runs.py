@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from heapq import nsmallest
 
-from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, RunView, Tenure, newest_groups
 from steno.contracts.records import Group, Session
-from steno.contracts.training_steps import MOST_STEPS, TrainingStep
+from steno.contracts.runs.leases import GroupPlace, LeaseName, LeaseRequest, RunView, Tenure, newest_groups
+from steno.contracts.runs.training_steps import MOST_STEPS, TrainingStep
 from steno_proxy.store.runs import decisions as decide
 from steno_proxy.store.runs import leasing, overview
 from steno_proxy.store.runs.account import REQUEST_TTL_S, TAKEN_S, RunAccount

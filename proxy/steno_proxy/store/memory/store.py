@@ -14,9 +14,9 @@ from typing import Any
 
 from steno.contracts.chat import Message
 from steno.contracts.errors import Conflict, Gone, NotFound
-from steno.contracts.leases import NotTrained
 from steno.contracts.notes import Note, Notes, merged
 from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn, TurnAnnotation
+from steno.contracts.runs.leases import NotTrained
 from steno_proxy.store.claims import Claimed, check_claim
 from steno_proxy.store.encoding.annotations import encode_annotation
 from steno_proxy.store.encoding.codec import FIRST_MESSAGE, decode_entry, decode_row, path_ids

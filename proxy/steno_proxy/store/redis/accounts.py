@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from steno.contracts.leases import NotTrained
 from steno.contracts.records import OPEN, Turn
+from steno.contracts.runs.leases import NotTrained
 from steno_proxy.store.encoding.head import Head, borrows, head_from_hash, run_of
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.runs import RedisRuns

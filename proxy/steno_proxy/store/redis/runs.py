@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from steno.contracts.errors import StoreUnavailable
-from steno.contracts.leases import GroupPlace, LeaseName, LeaseRequest, NotTrained, RunView, Tenure, newest_groups
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
-from steno.contracts.training_steps import MOST_STEPS, TrainingStep
+from steno.contracts.runs.leases import GroupPlace, LeaseName, LeaseRequest, NotTrained, RunView, Tenure, newest_groups
+from steno.contracts.runs.training_steps import MOST_STEPS, TrainingStep
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.run.changes import RunChanges
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, RedisRun, RunQuery, read

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from steno.contracts.leases import NotTrained
 from steno.contracts.records import Group
+from steno.contracts.runs.leases import NotTrained
 from steno_proxy.store.runs.account import (
     NOT_SETTLED,
     GroupState,

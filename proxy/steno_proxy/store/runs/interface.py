@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from steno.contracts.errors import Superseded, TrainerAlive
-from steno.contracts.leases import ALIVE_S, GroupPlace, Lease, LeaseRequest, RunView, Tenure
-from steno.contracts.training_steps import TrainingStep
+from steno.contracts.runs.leases import ALIVE_S, GroupPlace, Lease, LeaseRequest, RunView, Tenure
+from steno.contracts.runs.training_steps import TrainingStep
 
 
 class GrantedLeases(NamedTuple):

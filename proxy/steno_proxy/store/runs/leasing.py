@@ -8,8 +8,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from steno.contracts.errors import Conflict, NotFound
-from steno.contracts.leases import ALIVE_S, Lease, LeaseName, LeaseRequest, NotTrained
 from steno.contracts.records import Group, Session
+from steno.contracts.runs.leases import ALIVE_S, Lease, LeaseName, LeaseRequest, NotTrained
 from steno_proxy.store.runs.account import GroupState, GroupStatus, RegisteredTrainer, RunAccount, TrialAccount
 from steno_proxy.store.runs.decisions import close_due, drop_trials
 from steno_proxy.store.runs.interface import alive, superseded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from steno.contracts.leases import EvalGroups, GroupPlace, RunGroups, RunView, run_trainer
+from steno.contracts.runs.leases import EvalGroups, GroupPlace, RunGroups, RunView, run_trainer
 from steno_proxy.store.runs.account import GroupState, GroupStatus, RunAccount
 
 

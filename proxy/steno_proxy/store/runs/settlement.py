@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from steno.contracts.leases import NotTrained
 from steno.contracts.records import OPEN, Turn
+from steno.contracts.runs.leases import NotTrained
 from steno_proxy.store.encoding.codec import decode_entry, decode_row
 from steno_proxy.store.encoding.head import Head
 

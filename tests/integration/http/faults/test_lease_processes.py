@@ -11,8 +11,8 @@ import pytest
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Unreachable
-from steno.contracts.leases import LeaseRequest
 from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.runs.leases import LeaseRequest
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.programs.stack import running

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from steno.client.client import AsyncSteno
-from steno.contracts.claims import ClaimRequest
 from steno.contracts.errors import BadRequest, Conflict, Forbidden
 from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.runs.claims import ClaimRequest
 from tests.integration.http.conftest import running
 
 ADMIN = "the-admins-key"

@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from steno.contracts.errors import EngineFailed
-from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import ForkOf
 from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.runs.leases import LeaseRequest
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.http.sessions.told_agents import (
     AGENTS,

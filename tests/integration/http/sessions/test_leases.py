@@ -8,10 +8,10 @@ import pytest
 
 from steno.client.client import AsyncSteno, Steno
 from steno.contracts.errors import Conflict, Forbidden, NotFound, Superseded, TrainerAlive
-from steno.contracts.leases import Lease, LeaseRequest
 from steno.contracts.policy import Manifest, ShardEntry, TensorEntry, UpdateSpec
 from steno.contracts.records import Limits
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec
+from steno.contracts.runs.leases import Lease, LeaseRequest
 from steno_trainer.data.lease_feed import LeaseFeed
 from tests.integration.http.conftest import Proxy, running
 

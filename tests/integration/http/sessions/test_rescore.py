@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from steno.client.client import AsyncClient
 from steno.contracts.errors import ArchiveUnreadable, BadRequest, Conflict, Forbidden, NotFound
-from steno.contracts.leases import LeaseRequest
 from steno.contracts.records import Turn
 from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.runs.leases import LeaseRequest
 from steno_cli.main import app
 from steno_proxy.store.interface import SessionListPage
 from steno_trainer.data.advantages import Estimator

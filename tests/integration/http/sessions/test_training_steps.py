@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.errors import BadRequest, Superseded
 from steno.contracts.records import halves_to_bytes
 from steno.contracts.rest import SessionSpec
-from steno.contracts.training_steps import PostedAnnotation, TrainingStep
+from steno.contracts.runs.training_steps import PostedAnnotation, TrainingStep
 from tests.integration.http.conftest import Proxy, running
 
 ADMIN = "the-admins-key"

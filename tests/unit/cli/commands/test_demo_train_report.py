@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from steno.contracts.errors import ConfigError
-from steno.contracts.leases import RunView
+from steno.contracts.runs.leases import RunView
 from steno_cli.demo import train
 from steno_cli.demo.train_report import show_ledger, write_plot
 from steno_cli.main import app

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from steno.client.client import Client
-from steno.contracts.leases import EvalGroups, GroupPlace, NotTrained, RunGroups, RunSummary, RunView
 from steno.contracts.records import Session
+from steno.contracts.runs.leases import EvalGroups, GroupPlace, NotTrained, RunGroups, RunSummary, RunView
 from steno_cli.commands import runs as runs_command
 from steno_cli.commands.sessions import print_table, table_of
 from steno_cli.main import app

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from steno.client import client as client_module
 from steno.client.client import Client
 from steno.contracts.errors import ConfigError, Conflict, Gone, NotFound
-from steno.contracts.leases import GroupPlace
 from steno.contracts.records import Group
+from steno.contracts.runs.leases import GroupPlace
 from steno_cli.commands import sessions as command
 from steno_cli.exports import export
 from steno_cli.exports.export import export_sessions

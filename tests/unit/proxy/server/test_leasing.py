@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from steno.contracts.leases import LeaseRequest
+from steno.contracts.runs.leases import LeaseRequest
 from steno_proxy.api import lease_wait
 from steno_proxy.store.memory.store import MemoryStore
 from tests.support.records.groups import RUN, end, finished, group, speak

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi import Request
 
-from steno.contracts.leases import GroupList, GroupPlace
 from steno.contracts.rest import TurnPage
+from steno.contracts.runs.leases import GroupList, GroupPlace
 from steno_proxy.api.agent_http import read_body
 from steno_proxy.api.common import encoded, encoded_items
 from steno_proxy.api.control.groups import LISTED_AT_ONCE, list_groups

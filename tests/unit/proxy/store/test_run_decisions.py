@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steno.contracts.errors import Conflict, NotFound
-from steno.contracts.leases import LeaseName, LeaseRequest
 from steno.contracts.records import Group
+from steno.contracts.runs.leases import LeaseName, LeaseRequest
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, NotRead, ReadParts, RedisRun, RunQuery, read, to_json
 from steno_proxy.store.runs import decisions as decide
 from steno_proxy.store.runs import leasing, overview

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from steno.contracts.leases import Lease
 from steno.contracts.records import Group
+from steno.contracts.runs.leases import Lease
 from steno_trainer.data.advantages import Estimator
 from steno_trainer.data.lease_feed import LeasedGroup
 from steno_trainer.data.ledger import Ledger

@@ -8,9 +8,9 @@ import asyncio
 import pytest
 
 from steno.contracts.errors import Conflict, Forbidden, Gone, Superseded, Unreachable
-from steno.contracts.leases import MOST_LEASES, Lease, LeaseRequest
 from steno.contracts.records import Timings, TokenSpan, Turn
 from steno.contracts.rest import UnreadableTurn
+from steno.contracts.runs.leases import MOST_LEASES, Lease, LeaseRequest
 from steno_trainer.data import lease_feed as feed_module
 from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Reason

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from steno.contracts.leases import Lease
 from steno.contracts.records import Group, Sample, SampledRange, Session
+from steno.contracts.runs.leases import Lease
 from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages
 from steno_trainer.data.lease_feed import LeasedGroup
 from steno_trainer.data.ledger import Ledger, Reason

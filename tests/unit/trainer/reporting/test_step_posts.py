@@ -12,7 +12,7 @@ import torch
 
 from steno.contracts.errors import Unreachable
 from steno.contracts.records import bytes_to_halves
-from steno.contracts.training_steps import PostedAnnotation, TrainingStep
+from steno.contracts.runs.training_steps import PostedAnnotation, TrainingStep
 from steno_trainer.data.ledger import Ledger
 from steno_trainer.data.rows import TrainingTerms, read_samples
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory

@@ -21,9 +21,9 @@ import msgspec
 import pytest
 
 from steno.contracts.errors import Superseded, Unreachable
-from steno.contracts.leases import Lease, LeaseRequest, RunView
 from steno.contracts.records import Turn, ids_to_bytes
 from steno.contracts.rest import SampleList
+from steno.contracts.runs.leases import Lease, LeaseRequest, RunView
 from steno_proxy.api import lease_wait
 from steno_proxy.sessions.samples import samples
 from steno_proxy.store.memory.store import MemoryStore

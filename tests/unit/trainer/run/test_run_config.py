@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from steno.contracts.errors import ConfigError
-from steno.contracts.leases import LeaseRequest
 from steno.contracts.policy import Manifest, TensorEntry, UpdateSpec
+from steno.contracts.runs.leases import LeaseRequest
 from steno_trainer.run import main
 from steno_trainer.run.main import RankDuties
 from steno_trainer.run_config import RunSettings

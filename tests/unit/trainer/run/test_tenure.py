@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import BadRequest, Forbidden, StenoError, Superseded, TrainerAlive, Unreachable
-from steno.contracts.leases import Tenure
+from steno.contracts.runs.leases import Tenure
 from steno_trainer.run import tenure as tenure_module
 from steno_trainer.run.tenure import TenureHolder
 
