@@ -128,4 +128,5 @@ def test_a_packed_row_has_the_log_probabilities_that_it_has_alone() -> None:
     with torch.no_grad():
         together = model(input_ids=batch.token_ids, position_ids=batch.position_ids, use_cache=False).logits[0]
         alone = [model(input_ids=batch.token_ids[:, a:b]).logits[0] for a, b in ((0, 7), (7, 11))]
-    torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=0)
+    # Rounding of float32 is 1e-5 here, more or less by the processor; a row that saw the other one would be off by 0.1 and more.
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-4, rtol=0)
