@@ -6,6 +6,7 @@ first turn (`first_turns.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import tempfile
 import time
@@ -13,14 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from steno.client.client import AsyncSteno
+from steno.contracts.chat import Sampling
 from steno.contracts.errors import ConfigError, StenoError, Unreachable
 from steno.contracts.records import Session
 from steno.contracts.rest import Trial
 from steno.contracts.runs.leases import RunView
 from steno_rollouts.admission import trainer_of
 from steno_rollouts.build import Prepared
+from steno_rollouts.config import RolloutSettings
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Exit, TrialJob
@@ -58,6 +62,19 @@ async def check_proxy(prepared: Prepared, say: Callable[[str], None], *, patienc
                     say(f"{error.message}{hint}; asking again for {patience_s:.0f} s")
                 said = True
             await asyncio.sleep(0.5)
+
+
+def check_sampling(settings: RolloutSettings) -> None:
+    """Raises: ConfigError: with this `sampling` no token of a group with purpose `train` could be trained (I1). Fields that the
+    proxy does not know, or values out of range, are left to it."""
+    for name, value in settings.sampling.items() if settings.purpose == "train" else ():
+        with contextlib.suppress(msgspec.ValidationError):
+            if not msgspec.convert({name: value}, Sampling, strict=False).is_plain():
+                raise ConfigError(
+                    f"sampling: {name}: got {value!r}: tokens that are sampled so can't be trained; leave it out, or evaluate "
+                    "(--purpose eval)",
+                    field="sampling",
+                )
 
 
 async def check_nodes(prepared: Prepared, say: Callable[[str], None]) -> None:

@@ -45,11 +45,19 @@ async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
 
 async def _rolled_out(prepared: Prepared, run_id: str) -> list[TrialResult]:
     from steno_rollouts.groups import epochs
-    from steno_rollouts.preflight import about_trainer, check_command, check_nodes, check_proxy, until_served
+    from steno_rollouts.preflight import (
+        about_trainer,
+        check_command,
+        check_nodes,
+        check_proxy,
+        check_sampling,
+        until_served,
+    )
     from steno_rollouts.reporting.progress import ProgressPrinter
     from steno_rollouts.reporting.results import ResultsFile, ended_trials
 
     settings = prepared.settings
+    check_sampling(settings)
     known = ended_trials(settings.results)
     out = console(stderr=True)
     for warning in prepared.warnings:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.preflight import check_command
+from steno_rollouts.preflight import check_command, check_sampling
 
 
 def prepared(tasks: Path, work_dir: Path) -> Prepared:
@@ -53,3 +54,26 @@ async def test_a_file_of_a_task_that_can_not_be_copied_is_named(tmp_path: Path) 
     os.mkfifo(task / "pipe")
     with pytest.raises(ConfigError, match=r"command: a trial can't be started here: .*pipe"):
         await check_command(prepared(task, tmp_path / "work"))
+
+
+BENT: list[dict[str, Any]] = [
+    {"temperature": 1.0, "top_p": 0.95},
+    {"top_p": 0.5},
+    {"temperature": 0},
+    {"logit_bias": {"7": 1.0}},
+]
+
+
+@pytest.mark.parametrize("sampling", BENT)
+def test_sampling_that_can_not_be_trained_is_refused_unless_nothing_is_to_be_trained(sampling: dict[str, Any]) -> None:
+    bent = list(sampling)[-1]
+    with pytest.raises(ConfigError) as caught:
+        check_sampling(RolloutSettings(tasks=Path("tasks"), sampling=sampling))
+    assert caught.value.field == "sampling"
+    assert caught.value.message.startswith(f"sampling: {bent}: got {sampling[bent]!r}: ")
+    check_sampling(RolloutSettings(tasks=Path("tasks"), sampling=sampling, purpose="eval"))
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 1.0, "max_tokens": 9}, {"temperatur": 1}])
+def test_plain_sampling_is_taken_and_unknown_fields_are_the_proxys(sampling: dict[str, Any]) -> None:
+    check_sampling(RolloutSettings(tasks=Path("tasks"), sampling=sampling))

@@ -58,7 +58,8 @@ def sampling_of(spec: GroupSpec) -> SamplingPolicy:
 )
 async def create_group(request: Request, spec: GroupSpec) -> Response:
     check_run(request, spec.run_id)
-    law.check(spec.sampling)
+    sampling = sampling_of(spec)
+    law.check(sampling)
     found = services(request)
     group_id = spec.group_id or uuid.uuid4().hex
     await found.capacity.check(lambda: found.store.group(group_id))
@@ -67,7 +68,6 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
         check_run(request, origin.run_id)
     origins = await _scored_anew(request, spec, group_id)
     now = time.time()
-    sampling = sampling_of(spec)
     trial_ids = [f"{group_id}.{i}" for i in range(spec.size)]
     group = Group(
         group_id=group_id,

@@ -62,6 +62,22 @@ async def test_groups_are_made_once_with_their_trials(proxy: Proxy) -> None:
     assert evaluated.trials[0].session.sampling.neutralise is False
 
 
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.95), ("temperature", 0), ("logit_bias", {"7": 1.0})])
+async def test_a_group_to_train_is_refused_where_it_forces_what_can_not_be_trained(
+    proxy: Proxy, name: str, value: object
+) -> None:
+    body = {"size": 1, "sampling": {"force": {"max_tokens": 9, name: value}}}
+    for purpose, neutralise, status in (
+        (None, None, 400), ("train", None, 400), ("train", True, 400), ("train", False, 200), ("eval", None, 200),
+    ):  # fmt: skip
+        asked = body | ({"purpose": purpose} if purpose else {})
+        asked["sampling"] = body["sampling"] | ({} if neutralise is None else {"neutralise": neutralise})
+        answer = await proxy.http.post("/groups", json=asked)
+        assert answer.status_code == status, (asked, answer.text)
+        if status == 400:
+            assert answer.json()["error"]["field"] == f"sampling.force.{name}"
+
+
 async def test_listing_pages_and_filters(proxy: Proxy) -> None:
     for i in range(5):
         await proxy.steno.register(f"t{i}")
