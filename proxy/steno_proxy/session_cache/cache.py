@@ -13,6 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 
@@ -262,12 +263,15 @@ class Recorder:
         excess = self._bytes - self._cache_bytes
         if excess <= 0:
             return
-        for trial_id, recording in list(self._recordings.items())[:-1]:
+        old: list[str] = []
+        for trial_id, recording in islice(self._recordings.items(), len(self._recordings) - 1):
             if excess <= 0:
-                return
+                break
             if not recording.in_use:
                 excess -= recording.cost_bytes
-                self.forget(trial_id)
+                old.append(trial_id)
+        for trial_id in old:
+            self.forget(trial_id)
 
     def forget(self, trial_id: str) -> None:
         """Drop what the process remembers of a session; the store is not touched."""
