@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
+from steno.config.keys import ShownKey
 from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, proxy_here, proxy_url
 
 
@@ -28,7 +29,7 @@ class WorkerSettings(Settings):
         default_factory=lambda: [proxy_here()], min_length=1, max_length=64,
         description=f"proxy to connect to, {PROXY_HELP}; repeat for several proxies, all served alike",
     )  # fmt: skip
-    key: SecretStr | None = Field(None, description="the workers' key of the proxies")
+    key: ShownKey = Field(None, description="the workers' key of the proxies")
     worker_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()[:100]}-{secrets.token_hex(3)}", pattern=r"^[A-Za-z0-9._:-]{1,128}$",
         description="unique name of this worker; a fixed one keeps its trials over restarts; default: host and a random part",

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from steno.config.keys import ShownKey
 from steno.config.settings import PROXY_HELP, ProxyUrl, Settings, SettingsConfigDict, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import TRIAL_ID, USUALLY_DIFFER, ForkOf, MayDiffer
@@ -80,7 +81,7 @@ class RolloutSettings(Settings):
 
     # -- how
     proxy: ProxyUrl = Field(default_factory=proxy_here, description=PROXY_HELP)
-    key: SecretStr | None = Field(
+    key: ShownKey = Field(
         default_factory=admin_key_here,
         description="key of the run (steno runs key RUN), which is enough, or an admin key; unset: STENO_ADMIN_KEY",
     )

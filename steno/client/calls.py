@@ -15,6 +15,8 @@ from urllib.parse import quote
 from pydantic import SecretStr
 
 from steno.client.transport import MSGPACK, Body, ClientRequest, call
+from steno.config.keys import first_key
+from steno.contracts.errors import ConfigError
 from steno.contracts.lenient import read
 from steno.contracts.policy import ModelName, ModelNames, PolicyList, PolicyView, Received, Update, UpdateSpec
 from steno.contracts.records import Group, Sample, Session
@@ -74,13 +76,19 @@ class RestCalls:
         """
         Args:
             base_url: of the proxy, path prefix included; what its `--public-url` says.
-            key: the admin key, a run's key or a group's harness key; None where the proxy asks for none.
+            key: the admin key, a run's key or a group's harness key; None where the proxy asks for none. Of several, one a line
+                (a file that is being rotated), the first.
             timeout_s: for each attempt to connect and for each silence while an answer is read.
             retries: further attempts after `Unreachable` or an error that is `retryable`.
             transport: an httpx transport instead of sockets (a Unix socket, a test's fake).
             epoch: of a trainer that registered (`take_over`): once another one has the run, leases and updates are refused.
+        Raises:
+            ConfigError: `key` is not printable ASCII.
         """
-        secret = key.get_secret_value() if isinstance(key, SecretStr) else key
+        try:
+            secret = first_key((key.get_secret_value() if isinstance(key, SecretStr) else key) or "")
+        except ValueError as error:
+            raise ConfigError(f"key: {error}", field="key") from None
         headers = {"accept": MSGPACK} | ({"authorization": f"Bearer {secret}"} if secret else {})
         headers |= {EPOCH_HEADER: str(epoch)} if epoch is not None else {}
         self._retries = retries

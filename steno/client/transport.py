@@ -191,7 +191,12 @@ def check(response: httpx.Response) -> None:
 def as_error(error: httpx.TransportError | StenoError, base_url: httpx.URL) -> StenoError:
     if isinstance(error, StenoError):
         return error
-    wrapped = Unreachable(f"no answer from the proxy at {str(base_url).rstrip('/')}: {error or type(error).__name__}")
+    place = str(base_url).rstrip("/")
+    if isinstance(error, httpx.LocalProtocolError):  # its text quotes the header that it refuses, which may be the key
+        wrapped = Unreachable(f"the request to the proxy at {place} is not valid HTTP")
+        wrapped.__suppress_context__ = True
+        return wrapped
+    wrapped = Unreachable(f"no answer from the proxy at {place}: {error or type(error).__name__}")
     wrapped.__cause__ = error
     return wrapped
 

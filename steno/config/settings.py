@@ -31,6 +31,7 @@ from pydantic import AfterValidator, PrivateAttr, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from steno.config.keys import first_key
 from steno.contracts.errors import ConfigError
 
 PREFIXES = {
@@ -83,9 +84,12 @@ def proxy_here() -> str:
 
 def admin_key_here() -> SecretStr | None:
     """On the proxy's own machine the operator's shell has the admin key already: what programs that need one fall back on. Of
-    several, one a line while they are rotated, the first."""
-    keys = os.environ.get("STENO_ADMIN_KEY", "").split()
-    return SecretStr(keys[0]) if keys else None
+    several, one a line while they are rotated, the first. Raises: ConfigError."""
+    try:
+        key = first_key(os.environ.get("STENO_ADMIN_KEY", ""))
+    except ValueError as error:
+        raise ConfigError(f"STENO_ADMIN_KEY: {error}", field="key") from None
+    return SecretStr(key) if key is not None else None
 
 
 class _Environment(EnvSettingsSource):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from steno.client.client import Steno
+from steno.config.keys import ShownKey
 from steno.config.settings import PROXY_HELP, ProxyUrl, Settings, SettingsConfigDict, admin_key_here, proxy_here
 
 
@@ -14,7 +15,7 @@ class ClientSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="STENO_CLIENT_")
 
     proxy: ProxyUrl = Field(default_factory=proxy_here, description=PROXY_HELP)
-    key: SecretStr | None = Field(
+    key: ShownKey = Field(
         default_factory=admin_key_here,
         description="admin key, a run's key or a group's harness key; unset: STENO_ADMIN_KEY",
     )

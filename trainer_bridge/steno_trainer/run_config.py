@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
+from steno.config.keys import ShownKey
 from steno.config.object_store import check_url
 from steno.config.settings import PROXY_HELP, ProxyUrl, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
@@ -37,7 +38,7 @@ class RunSettings(TrainerSettings):
 
     # -- where groups come from
     proxy: ProxyUrl = Field(default_factory=proxy_here, description=PROXY_HELP)
-    key: SecretStr | None = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
+    key: ShownKey = Field(default_factory=admin_key_here, description="admin key; unset: STENO_ADMIN_KEY")
     run: str = Field("default", min_length=1, max_length=128, description="the run whose groups are trained")
     policy: str = Field("default", min_length=1, max_length=128, description="name of the policy that is trained")
     train_models: ModelNames = Field(

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from steno.config.keys import ShownKey
 from steno.config.settings import SettingsConfigDict
 from steno.contracts.errors import ConfigError
 from steno.contracts.runs.train_models import ModelNames
@@ -42,11 +43,11 @@ class VerlSettings(RolloutSettings):
     model_config = SettingsConfigDict(env_prefix="STENO_VERL_")
 
     proxy: str = Field("", description=f"URL of the proxy; {PROXY_VARIABLE} too; unset: one is started in the job")
-    key: SecretStr | None = Field(None, description="admin key of the proxy, or the key of `run`")
+    key: ShownKey = Field(None, description="admin key of the proxy, or the key of `run`")
     eval_tasks: Path | None = Field(
         None, description="tasks of verl's validation, in the same forms; unset: they are among `tasks`"
     )
-    worker_key: SecretStr | None = Field(None, description="the workers' key of the proxy")
+    worker_key: ShownKey = Field(None, description="the workers' key of the proxy")
     in_flight: int = Field(64, ge=1, le=65536, description="trials that run at a time in each agent-loop worker")
     branches: Literal["all", "main"] = Field(
         "all",
