@@ -246,6 +246,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid {'TOML' if path.suffix == '.toml' else 'YAML'}: {error}") from None
     if not isinstance(values, dict | None):
         raise ConfigError(f"{path}: got a {type(values).__name__}, must be a mapping of settings by name")
+    for key in values or ():
+        if not isinstance(key, str):  # YAML's `on`, `1` or `null`
+            raise ConfigError(f"{path}: got the key {key!r} ({type(key).__name__}), must be the name of a setting")
     return values or {}
 
 
@@ -260,6 +263,8 @@ def _read_secrets(values: dict[str, Any], secrets: Iterable[str], name_of: Calla
             values[name] = Path(path).read_text().strip()
         except OSError as error:
             raise ConfigError(f"{name_of(name + '_file')}: {path}: {error.strerror}", field=name) from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{name_of(name + '_file')}: {path}: not text", field=name) from None
         if not values[name]:
             raise ConfigError(f"{name_of(name + '_file')}: {path} is empty", field=name)
     return values

@@ -87,6 +87,9 @@ def test_a_bad_variable_is_refused_by_name(
         ("c.toml", "port = ", "{file}: not valid TOML"),
         ("c.yaml", "a: [", "{file}: not valid YAML"),
         ("c.yaml", "- port", "{file}: got a list, must be a mapping of settings by name"),
+        ("c.yaml", "on: 1", "{file}: got the key True (bool), must be the name of a setting"),
+        ("c.yaml", "port: 1\n1: x", "{file}: got the key 1 (int), must be the name of a setting"),
+        ("c.yaml", "null: x", "{file}: got the key None (NoneType), must be the name of a setting"),
     ],
 )
 def test_a_bad_file_is_refused_by_key(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -163,7 +166,14 @@ def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path, monkeypatch
 
 
 def test_a_bad_secret_file_is_refused_without_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path, message in [(tmp_path / "none", "No such file"), (written(tmp_path / "empty", "\n"), "is empty")]:
+    binary = tmp_path / "binary"  # what `openssl rand 32` writes
+    binary.write_bytes(b"\xff\xfe")
+    none, empty = tmp_path / "none", written(tmp_path / "empty", "\n")
+    for path, message in [
+        (none, "No such file"),
+        (empty, "is empty"),
+        (binary, f"^--admin-key-file: {binary}: not text$"),
+    ]:
         with pytest.raises(ConfigError, match=message):
             Example.load({"admin_key_file": str(path)}, None)
     monkeypatch.setenv("STENO_ADMIN_KEY", "a")

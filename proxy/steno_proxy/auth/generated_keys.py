@@ -23,7 +23,7 @@ def fill(settings: ProxySettings) -> tuple[ProxySettings, dict[str, str]]:
 
     Two proxies that start at the same time on one folder end up with the same keys. Without a `keys_dir`, nothing is done.
 
-    Raises: ConfigError: the folder can't be read or written, or holds an empty file; names `keys_dir`.
+    Raises: ConfigError: the folder can't be read or written, or holds a file that is empty or not text; names `keys_dir`.
     """
     if settings.keys_dir is None:
         return settings, {}
@@ -60,7 +60,10 @@ def _kept(path: Path, prefix: str) -> tuple[str, bool]:
             return value, True
         finally:
             fresh.unlink()
-    value = path.read_text().strip()
+    try:
+        value = path.read_text().strip()
+    except UnicodeDecodeError:
+        raise ConfigError(f"keys_dir: {path}: not text", field="keys_dir") from None
     if not value:
         raise ConfigError(f"keys_dir: {path} is empty; remove it, and a new key is made", field="keys_dir")
     return value, False

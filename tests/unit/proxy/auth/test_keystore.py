@@ -70,11 +70,14 @@ def test_proxies_that_start_together_agree(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(generated_keys.PREFIXES)
 
 
-def test_a_folder_that_is_none_and_an_empty_key_are_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_none_and_a_key_that_is_empty_or_not_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="keys_dir") as caught:
         generated_keys.fill(settings(tmp_path / "file" / "keys"))
     assert caught.value.field == "keys_dir"
     (tmp_path / "admin_key").write_text("\n")
     with pytest.raises(ConfigError, match="admin_key is empty"):
+        generated_keys.fill(settings(tmp_path))
+    (tmp_path / "admin_key").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"^keys_dir: .*admin_key: not text"):
         generated_keys.fill(settings(tmp_path))
