@@ -48,9 +48,10 @@ class Archiver:
         self._objects = objects
         self._clock = clock
 
-    async def round(self, *, now: float, retention_s: float) -> int:
+    async def round(self, *, now: float, retention_s: float, early_s: float | None = None) -> int:
         """Move what ended `retention_s` ago or earlier; returns how many sessions have left: 0 where another replica does it.
 
+        Args: early_s: memory is short: also what ended so long ago, if neither its group runs nor its reward may come.
         Raises: ArchiveUnreadable, StoreUnavailable. What has left until then has left whole, and what has not is still there.
         """
         archive = self._store.archive
@@ -63,7 +64,8 @@ class Archiver:
                 await self._take_up(abandoned)
             if not await self._blank():
                 return 0
-            return await self._move(now, now - retention_s)
+            early = retention_s if early_s is None else min(early_s, retention_s)
+            return await self._move(now, now - retention_s, now - early)
         except ArchiveUnreadable:
             metrics.ARCHIVE_ERRORS.inc()
             raise
@@ -173,7 +175,8 @@ class Archiver:
                 await archive.blanked(places)
         return True
 
-    async def _move(self, now: float, cutoff: float) -> int:
+    async def _move(self, now: float, retained: float, cutoff: float) -> int:
+        """Args: cutoff: what ended at or before this leaves, if nobody waits for it; at or before `retained`: in any case."""
         moved, seen, batch, size, day = 0, set[str](), list[_Ready](), 0, ""
         skip = 0
         while some := await self._store.departures.leaving(cutoff, skip):
@@ -187,7 +190,7 @@ class Archiver:
                     moved += await self._write(day, batch)
                     batch, size, skip = [], 0, 0  # those that have left are in the way no more
                 day = today
-                ready = await self._ready(trial_id, now)
+                ready = await self._ready(trial_id, now, early=ended_at > retained)
                 if ready is not None:
                     batch.append(ready)
                     size += len(ready.packed.data)
@@ -195,10 +198,10 @@ class Archiver:
             moved += await self._write(day, batch)
         return moved
 
-    async def _ready(self, trial_id: str, now: float) -> _Ready | None:
+    async def _ready(self, trial_id: str, now: float, *, early: bool) -> _Ready | None:
         """None: it may not leave, or not yet."""
         try:
-            state = await self._store.departures.prepare(trial_id, now)
+            state = await self._store.departures.prepare(trial_id, now, early=early)
             if not state:
                 return None
             session, turns = await self._store.session(trial_id), await self._store.turns(trial_id)

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 ARCHIVED_AFTER_S = 86400.0
 """Where `retention_s` is unset: a day in which what has just ended is read from memory."""
 TIGHT_S = 60.0
-"""The same, where memory is short: a harness may still be asking."""
+"""Where memory is short, so much later what nobody waits for is archived: a harness may still be asking. What its group, or its
+reward, is waited for stays for as long as ever."""
 
 
 class Sweeper:
@@ -77,8 +78,8 @@ class Sweeper:
 
     async def _archive(self) -> None:
         assert self._archiver is not None
-        after_s = min(self._archived_after_s, TIGHT_S) if self._capacity.tight else self._archived_after_s
-        if moved := await self._archiver.round(now=time.time(), retention_s=after_s):
+        early_s = TIGHT_S if self._capacity.tight else None
+        if moved := await self._archiver.round(now=time.time(), retention_s=self._archived_after_s, early_s=early_s):
             log.info("%d sessions went to the archive", moved)
 
 

@@ -67,7 +67,7 @@ class OlderRuns(RedisRuns):
     ) -> None:
         await self._run("late", run_id, now, f"{trial_id}/turn/{turn_id}", str(reason), *_flat(tokens))
 
-    async def lets_go(self, run_id: str | None, group_id: str, now: float) -> bool:
+    async def lets_go(self, run_id: str | None, group_id: str, now: float, *, serve: bool = True) -> bool:
         gone, woke = await self._run("lets_go", run_id, now, group_id)
         if woke:
             await self._woke(run_id)

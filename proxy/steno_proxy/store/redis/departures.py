@@ -17,7 +17,7 @@ from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.recordings import MISSING, pairs, refuse
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, side_keys, trial_keys
-from steno_proxy.store.runs.settlement import accountable
+from steno_proxy.store.runs.settlement import accountable, awaited
 
 log = logging.getLogger(__name__)
 
@@ -81,14 +81,22 @@ class RedisDepartures:
         """Some sessions that ended at or before `cutoff`, and when, oldest first, after the first `skip`."""
         return await self._index.ended_since(cutoff, skip)
 
-    async def prepare(self, trial_id: str, now: float) -> str:
+    async def prepare(self, trial_id: str, now: float, *, early: bool = False) -> str:
         """An ended session is to leave for the archive: it takes no turn from here on. Returns the digest of its state; "": it
-        may not leave, or not yet."""
-        found = await self._accounts.settle(trial_id, now)
-        group = found.head.group if found is not None else None
-        if found is not None and group is not None and not await self._runs.lets_go(found.run_id, group, now):
-            return ""
+        may not leave, or not yet.
+
+        Args: early: it is not past its retention: it stays while its group runs, or its reward may come.
+        """
         keys = trial_keys(trial_id)
+        if early:
+            [fields] = await self._link.ask(("HGETALL", keys.session))
+            if fields and awaited(head_from_hash(fields)):
+                return ""
+        found = await self._accounts.settle(trial_id, now)
+        if found is not None and (group := found.head.group) is not None:
+            gone = await self._runs.lets_go(found.run_id, group, now, serve=not early)
+            if not gone:
+                return ""
         await self._link.run(self._seal, keys[:2], [])
         state = await self._archive.state(trial_id)
         if not state:

@@ -100,9 +100,11 @@ class RedisRuns:
             lambda run, at: decide.came_late(run, trial_id, turn_id, tokens, reason, at), now=now, new=True,
         )  # fmt: skip
 
-    async def lets_go(self, run_id: str | None, group_id: str, now: float) -> bool:
-        asked = RunQuery(groups={group_id: 0})
-        gone: bool = await self._change(run_id, asked, lambda run, at: decide.lets_go(run, group_id, at), now=now)
+    async def lets_go(self, run_id: str | None, group_id: str, now: float, *, serve: bool = True) -> bool:
+        asked = RunQuery(groups={group_id: 0 if serve else STATE})
+        gone: bool = await self._change(
+            run_id, asked, lambda run, at: decide.lets_go(run, group_id, at, serve=serve), now=now
+        )
         return gone
 
     async def forget(self, group: Group, now: float, *, archived: bool = False) -> None:

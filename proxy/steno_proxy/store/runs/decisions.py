@@ -170,14 +170,24 @@ def late(trial_id: str, turn_id: str) -> str:
     return f"{trial_id}/turn/{turn_id}"
 
 
-def lets_go(run: RunAccount, name: str, now: float) -> bool:
+def lets_go(run: RunAccount, name: str, now: float, *, serve: bool = True) -> bool:
     """Whether a trial of this group that is past its retention may be dropped. One that runs for so long is served as it is
-    first; what waits for a lease, or is leased, is kept."""
+    first; what waits for a lease, or is leased, is kept.
+
+    Args: serve: False: a group that runs goes on, and its trials are kept.
+    """
     status = run.groups.get(name)
+    if serve and status is not None and status.purpose != "eval":
+        close(run, name, now)
+    return not holds(run.groups.get(name), serve=serve)
+
+
+def holds(status: GroupStatus | None, *, serve: bool = True) -> bool:
+    """Whether a group keeps a trial of its own that is past its retention. Args: status: None: nobody knows the group. serve: as
+    `lets_go`, which is to be asked of a group that runs."""
     if status is None or status.purpose == "eval":
-        return True
-    close(run, name, now)
-    return not run.groups[name].queued
+        return False
+    return status.queued or (status.state is GroupState.RUNNING and not serve)
 
 
 def forget(run: RunAccount, name: str, now: float, *, archived: bool = False) -> None:

@@ -74,6 +74,11 @@ def outcome(head: Head) -> tuple[str, bool]:
     return TRAIN, True
 
 
+def awaited(head: Head) -> bool:
+    """Whether a session that its own limit ended may yet get its reward, or be given up."""
+    return head.status == "completed" and head.reward is None and not head.final
+
+
 def tokens_of(turns: Iterable[bytes], *, text_only: bool = False) -> Tokens:
     """Sampled tokens of a session, by policy version. A text-only turn has no tokens, only an upstream's count of them."""
     tokens: Tokens = {}

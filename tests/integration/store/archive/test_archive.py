@@ -134,6 +134,29 @@ async def test_what_is_in_the_archive_changes_no_more(store: RedisStore) -> None
     assert await listed(store) == ["a"]
 
 
+async def test_where_memory_is_short_what_is_waited_for_stays(store: RedisStore) -> None:
+    """A minute after the first trial of a group had ended, the group was served without the others."""
+    await store.create_group(*make_group("g", 2))
+    await record(store, "g-0", 1)
+    await store.complete("g-0", status="completed", **END)
+    await store.settle("g-0", now=END["now"])
+    for trial_id in ("limited", "alone"):
+        await store.register(session(trial_id))
+    await store.complete("limited", status="completed", final=False, **(END | {"reward": None}))
+    await store.complete("alone", status="completed", **END)
+    early = {"now": END["now"] + 61.0, "retention_s": 86400.0, "early_s": 60.0}
+    assert await store.archiver.round(**early) == 1  # type: ignore[attr-defined]
+    assert set(await store.archive.places(["g-0", "limited", "alone"])) == {"alone"}
+    [one] = await store.runs.groups("r")
+    assert one.state == "running"
+    await store.complete("limited", status="completed", **END)
+    await store.complete("g-1", status="aborted", **(END | {"reward": None}))
+    await store.settle("g-1", now=END["now"])
+    assert await store.archiver.round(**early) == 1, "the reward has come"  # type: ignore[attr-defined]
+    [one] = await store.runs.groups("r")
+    assert (one.state, one.ended) == ("ready", 2)
+
+
 async def test_a_group_is_there_after_its_trials_have_left(store: RedisStore, server: RedisServer) -> None:
     group, sessions = make_group("g", 2)
     await store.create_group(group, sessions)

@@ -21,7 +21,7 @@ class Parts:
 
     def __init__(self, **failing: Exception) -> None:
         self.done: list[str] = []
-        self.told: dict[str, float] = {}
+        self.told: dict[str, Any] = {}
         self.failing = failing
         self.runs = self
         self.tight = False
@@ -46,8 +46,8 @@ class Parts:
     async def end_timed_out(self) -> int:
         return await self._do("end_timed_out")
 
-    async def round(self, *, now: float, retention_s: float) -> int:
-        self.told["round"] = retention_s
+    async def round(self, *, now: float, retention_s: float, early_s: float | None = None) -> int:
+        self.told["round"] = retention_s, early_s
         await self._do("round")
         await self.hangs.wait()
         return 0
@@ -108,7 +108,7 @@ async def test_what_is_past_its_retention_is_deleted_only_where_there_is_no_arch
         assert parts.told == {"expire": deleted}
         if archiver:
             await sweeper.archive()
-            assert parts.told["round"] == archived
+            assert parts.told["round"] == (archived, None)
             parts.tight = True
             await sweeper.archive()
-            assert parts.told["round"] == TIGHT_S
+            assert parts.told["round"] == (archived, TIGHT_S)

@@ -61,7 +61,7 @@ def _acts(draw: tuple[str, int, int]) -> Act:
         "again": lambda run, now: decide.ended(run, ended(f"{name}.{b % 2}", life="2.0"), now),
         "late": lambda run, now: decide.came_late(run, f"{name}.{b % 2}", f"turn{b}", {"v": 1}, "late", now),
         "due": lambda run, now: decide.close_due(run, now),
-        "lets go": lambda run, now: decide.lets_go(run, name, now),
+        "lets go": lambda run, now: decide.lets_go(run, name, now, serve=b != 0),
         "forget": lambda run, now: decide.forget(run, name, now, archived=b == 0),
         "lease": lease,
         "ack": lambda run, now: leasing.acknowledge(run, grant, now) and None,
@@ -83,6 +83,16 @@ ACTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.integers
 def _state(run: RunAccount) -> dict[str, Any]:
     kept = {name: value for name, value in vars(run).items() if name != "_ordered"}
     return kept | {"totals": dict(run.totals), "ledger": dict(run.ledger)}
+
+
+def test_a_group_that_runs_keeps_its_trials_and_goes_on_unless_it_is_to_be_served() -> None:
+    run = RunAccount()
+    decide.open_group(run, made("g0", size=2))
+    decide.ended(run, ended("g0.0"), 2.0)
+    assert not decide.lets_go(run, "g0", 3.0, serve=False) and run.groups["g0"].state == "running"
+    assert not decide.lets_go(run, "g0", 3.0) and run.groups["g0"].state == "ready"
+    decide.open_group(run, made("g1", size=1, purpose="eval"))
+    assert decide.lets_go(run, "g1", 3.0, serve=False) and decide.lets_go(run, "nobody's", 3.0)
 
 
 @example([("end", 1, 1), ("open", 1, 0), ("end", 1, 3)])  # ended before its group was there, then deleted
