@@ -31,18 +31,23 @@ TIGHT_S = 60.0
 """Where memory is short, so much later what nobody waits for is archived: a harness may still be asking. What its group, or its
 reward, is waited for stays for as long as ever."""
 
+CLOCKS_DIFFER_S = 60.0
+"""By so much the log has it."""
+
 
 class Sweeper:
-    """Args: archiver: moves ended sessions to the archive; None: there is none, and they are deleted if `retention_s` is set."""
+    """Args: archiver: moves ended sessions to the archive; None: there is none, and they are deleted if `retention_s` is set.
+    clock: this process's, Unix seconds."""
 
     def __init__(
         self, store: SessionStore, recorder: Recorder, settings: ProxySettings, capacity: StoreCapacity,
-        archiver: Archiver | None,
+        archiver: Archiver | None, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._store = store
         self._recorder = recorder
         self._capacity = capacity
         self._archiver = archiver
+        self._clock = clock
         self._sweep_s = settings.sweep_s
         if archiver is not None or settings.retention_s is None:
             self._deleted_after_s = math.inf
@@ -65,21 +70,36 @@ class Sweeper:
         await _guarded("asking the store how full it is", self._capacity.look)
         await _guarded("closing groups that are past their deadline", self._store.runs.close_due)
         await _guarded("deleting sessions that are past their retention", self._expire)
-        await _guarded("ending sessions whose time is over", self._recorder.end_timed_out)
+        await _guarded("ending sessions whose time is over", self._end_timed_out)
 
     async def archive(self) -> None:
         """One round. Raises nothing."""
         await _guarded("archiving sessions", self._archive)
 
+    async def _now(self) -> float:
+        """The earlier of this process's clock and the store's: one that is ahead would delete or end what has just been said."""
+        here, there = self._clock(), await self._store.now()
+        if abs(here - there) > CLOCKS_DIFFER_S:
+            log.warning(
+                "the clock of this process is %.0f s %s the store's; sessions leave and end by the one that is behind",
+                abs(here - there), "ahead of" if here > there else "behind",
+            )  # fmt: skip
+        return min(here, there)
+
+    async def _end_timed_out(self) -> None:
+        await self._recorder.end_timed_out(now=await self._now())
+
     async def _expire(self) -> None:
-        dropped = await self._store.expire(now=time.time(), retention_s=self._deleted_after_s)
+        dropped = await self._store.expire(now=await self._now(), retention_s=self._deleted_after_s)
         if dropped:
             log.info("%d sessions were past their retention of %.0f s and are deleted", dropped, self._deleted_after_s)
 
     async def _archive(self) -> None:
         assert self._archiver is not None
         early_s = TIGHT_S if self._capacity.tight else None
-        if moved := await self._archiver.round(now=time.time(), retention_s=self._archived_after_s, early_s=early_s):
+        if moved := await self._archiver.round(
+            now=await self._now(), retention_s=self._archived_after_s, early_s=early_s
+        ):
             log.info("%d sessions went to the archive", moved)
 
 

@@ -150,14 +150,16 @@ class Recorder:
         if self._accounting:
             await asyncio.wait(self._accounting)
 
-    async def end_timed_out(self) -> int:
+    async def end_timed_out(self, *, now: float | None = None) -> int:
         """End the open sessions whose wall or idle time is over though no agent asks: somebody may wait for them. Returns how
-        many. Any replica may do it; a turn that runs at another one does not keep a session from being idle."""
-        ended = 0
-        async for session in self.store.due(now=self._clock()):
+        many. Any replica may do it; a turn that runs at another one does not keep a session from being idle.
+
+        Args: now: Unix seconds; None: by this process's clock."""
+        ended, at = 0, self._clock() if now is None else now
+        async for session in self.store.due(now=at):
             recording = self._recordings.get(session.trial_id)
             busy = recording is not None and recording.in_use
-            spent = limits.timed_out(session.limits, session, self._clock(), busy=busy)
+            spent = limits.timed_out(session.limits, session, at, busy=busy)
             if spent is None:
                 continue
             try:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, cast
 
 import pytest
 
 from steno.contracts.errors import StoreUnavailable
+from steno.contracts.records import Limits, Timings
 from steno_proxy.config import ProxySettings
 from steno_proxy.server.sweep import TIGHT_S, Sweeper
+from steno_proxy.session_cache.cache import Recorder
+from steno_proxy.session_cache.store_capacity import StoreCapacity
+from steno_proxy.store.memory.store import MemoryStore
+from tests.support.contracts.list import ALL
+from tests.support.records.recordings import row, session, turn
 from tests.support.waiting import until
 
 STEPS = ["look", "close_due", "expire", "end_timed_out"]
@@ -43,7 +50,10 @@ class Parts:
         self.told["expire"] = retention_s
         return await self._do("expire")
 
-    async def end_timed_out(self) -> int:
+    async def now(self) -> float:
+        return time.time()
+
+    async def end_timed_out(self, *, now: float) -> int:
         return await self._do("end_timed_out")
 
     async def round(self, *, now: float, retention_s: float, early_s: float | None = None) -> int:
@@ -112,3 +122,30 @@ async def test_what_is_past_its_retention_is_deleted_only_where_there_is_no_arch
             parts.tight = True
             await sweeper.archive()
             assert parts.told["round"] == (archived, TIGHT_S)
+
+
+@pytest.mark.parametrize(("here_s", "store_s"), [(172_800.0, 0.0), (0.0, 172_800.0)], ids=["ours", "the store's"])
+async def test_a_clock_that_is_ahead_deletes_and_ends_nothing(
+    here_s: float, store_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ahead(MemoryStore):
+        async def now(self) -> float:
+            return time.time() + store_s
+
+    store, now = Ahead(), time.time()
+    recorder = Recorder(store, cache_bytes=10**6, implicit=False)
+    for trial_id in ("ended", "open"):
+        await store.register(session(trial_id, created_at=now, limits=Limits(max_wall_s=3600.0)))
+        one = turn(0, timings=Timings(queued=now))
+        await store.commit(trial_id, one, row(one), now=now)
+    await store.complete("ended", status="completed", reward=1.0, end_reason="", metrics={}, now=now)
+    settings = ProxySettings(retention_s=86_400.0)
+    ahead = Sweeper(store, recorder, settings, StoreCapacity(store), None, clock=lambda: time.time() + here_s)
+    await ahead.sweep()
+    assert (await store.session("ended")).status == "completed" and (await store.session("open")).status == "open"
+    assert "clock of this process is 172800 s" in caplog.text
+    later = Sweeper(store, recorder, settings, StoreCapacity(store), None, clock=lambda: now + 172_800.0)
+    store.now = lambda: asyncio.sleep(0, now + 172_800.0)  # type: ignore[method-assign]
+    await later.sweep()
+    assert [found.trial_id for found in (await store.list_sessions(**ALL)).items] == ["open"]
+    assert (await store.session("open")).end_reason == "limit:max_wall_s"
