@@ -45,6 +45,8 @@ def body_of(job: Job, model: str, prompt_ids: list[int], law: Sampling, stop_ids
         "seed": law.seed, "stop": law.stop, "ignore_eos": law.ignore_eos,
         "stop_token_ids": [*law.stop_token_ids, *(() if law.ignore_eos else sorted(stop_ids))],
         "logit_bias": {str(token): bias for token, bias in law.logit_bias.items()} or None,
+        # Unsaid, a server with --watermark-config draws by a key, and its log-probabilities are of what it did not draw from.
+        "watermarking": False,
     }  # fmt: skip
     body |= {name: value for name, value in _not_everyones(job, law).items() if value}
     if job.shows_special:

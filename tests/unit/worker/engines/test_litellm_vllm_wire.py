@@ -158,6 +158,12 @@ def test_every_sampling_field_is_said_and_the_prompts_ids_stand_for_its_messages
     assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"} <= body.keys()
 
 
+@pytest.mark.parametrize("job", [CHAT, Job(prompt_ids=ids_to_bytes(PROMPT))], ids=["chat", "plain"])
+def test_no_completion_is_watermarked(job: Job) -> None:
+    """A watermark draws by a key; the log-probabilities that come with it are of the distribution without (I1)."""
+    assert body_of(job, "m", PROMPT, Sampling(max_tokens=5), [])["watermarking"] is False
+
+
 def test_a_conversation_with_calls_is_sent_whole_since_parsers_number_calls_through_it() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     long = [*HI, {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]},
