@@ -39,7 +39,8 @@ UNRECORDED_TOKENS = Counter(
 )  # fmt: skip
 TRACE_SPANS = Counter(
     "steno_proxy_trace_spans_total",
-    "OpenTelemetry spans (`otel_endpoint`): `sent`, `refused` by the collector, or `dropped`, since it was away for too long",
+    "OpenTelemetry spans (`otel_endpoint`): `sent`, `refused` (by the collector, or too large), or `dropped`, since it was away "
+    "for too long",
     ["outcome"],
 )  # fmt: skip
 RECEIVED_TOKENS = Counter(

@@ -60,11 +60,12 @@ def _text(content: str) -> dict[str, Any]:
 
 def _cut(message: dict[str, Any], room: int) -> dict[str, Any]:
     return message | {
-        "parts": [{name: _short(value, room) for name, value in part.items()} for part in message["parts"]]
+        "parts": [{name: short(value, room) for name, value in part.items()} for part in message["parts"]]
     }
 
 
-def _short(value: Any, room: int) -> Any:
+def short(value: Any, room: int = LEAST_CHARS) -> Any:
+    """A text that is longer than `room`, cut in its middle; all else as it is."""
     if not isinstance(value, str) or len(value) <= room:
         return value
     return f"{value[: room // 2]}[{len(value) - room // 2 * 2} characters left out]{value[-(room // 2) :]}"

@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from steno.contracts.records import Session, Turn
-from steno_proxy.tracing.content import shown
+from steno_proxy.tracing.content import short, shown
 from steno_proxy.tracing.seen import Seen, SeenEnd, SeenRefusal, SeenTurn
 
 OPERATIONS = {"completions": "text_completion", "gemini": "generate_content"}
@@ -148,7 +148,7 @@ def _of_turn(turn: Turn, content: bool) -> Iterator[tuple[str, Any]]:
         if isinstance(value := turn.law.get(name), int | float):
             yield f"gen_ai.request.{name}", value
     if isinstance(stop := turn.law.get("stop"), list) and stop:
-        yield "gen_ai.request.stop_sequences", stop
+        yield "gen_ai.request.stop_sequences", [short(text) for text in stop]
     if turn.timings.first_token is not None:
         yield "gen_ai.response.time_to_first_chunk", turn.timings.first_token - turn.timings.queued
     if turn.error is not None:

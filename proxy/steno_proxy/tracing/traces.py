@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from steno.config.extras import how_to_install, missing
 from steno.contracts.errors import ConfigError, StenoError
@@ -33,14 +33,19 @@ EVERY_S = 1.0
 """Between two looks at the queue."""
 AGAIN_S = 5.0
 """Before spans that were not taken are sent again."""
+TRIES = 3
+"""In a row, of one request; then others have their turn first."""
 SEND_S = 10.0
 """That one request may take."""
 FINAL = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """Statuses after which the same spans would be refused again."""
+UNSENT = -1
+"""In place of a status: these spans can't be sent at all. They are too large, say."""
 
 
 class Exporter(Protocol):
-    """What sends spans. Returns: None: they were taken; else the HTTP status that refused them, 0 where nobody answered."""
+    """What sends spans. Returns: None: they were taken; else the HTTP status that refused them, 0 where nobody answered, or
+    UNSENT."""
 
     def send(self, spans: Sequence[ReadableSpan]) -> int | None: ...
     def close(self) -> None:
@@ -48,12 +53,20 @@ class Exporter(Protocol):
         ...
 
 
+class WaitingSpan(NamedTuple):
+    """What a span will be made of. failed_at: how many requests had been taken when the one that it was in last was not."""
+
+    seen: Seen
+    failed_at: int | None = None
+
+
 class Traces:
     """Hands over from the event loop; sends from a thread of its own, from `start` to `close`."""
 
     def __init__(self, exporter: Exporter, *, content: bool = False, most: int = MOST_WAITING) -> None:
         self._exporter, self._content, self._most = exporter, content, most
-        self._waiting: deque[Seen] = deque()
+        self._waiting: deque[WaitingSpan] = deque()
+        self._requests_taken = 0
         self._some, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="steno-traces", daemon=True)
         self._away = False
@@ -85,7 +98,7 @@ class Traces:
         self._add(SeenRefusal(session, time.time(), error.status, error.code, error.message))
 
     def _add(self, seen: Seen) -> None:
-        self._waiting.append(seen)
+        self._waiting.append(WaitingSpan(seen))
         if len(self._waiting) > self._most:
             try:
                 self._waiting.popleft()
@@ -106,34 +119,59 @@ class Traces:
 
     def _send_all(self) -> None:
         while batch := list(self._taken()):
-            spans = list(self._spans(batch))
-            while spans and (status := self._exporter.send(spans)) is not None:
-                if status in FINAL:
-                    self._say(f"the collector refused spans with status {status}; they are dropped")
-                    metrics.TRACE_SPANS.labels("refused").inc(len(spans))
-                    spans = []
-                    break
-                self._say(f"the collector does not take spans ({status or 'no answer'}); they are sent again")
-                if self._stop.wait(AGAIN_S):
-                    metrics.TRACE_SPANS.labels("dropped").inc(len(spans))
-                    return
-            if spans:
-                metrics.TRACE_SPANS.labels("sent").inc(len(spans))
+            made = list(self._spans(batch))
+            if not made:
+                continue
+            status = self._try([span for _, span in made])
+            if status is None:
+                self._requests_taken += 1
+                metrics.TRACE_SPANS.labels("sent").inc(len(made))
                 if self._away:
                     self._away = False
                     log.info("the collector takes spans again")
+            elif status == UNSENT or status in FINAL:
+                why = "spans can't be sent" if status == UNSENT else f"the collector refused spans with status {status}"
+                self._say(f"{why}; they are dropped")
+                metrics.TRACE_SPANS.labels("refused").inc(len(made))
+            elif self._stop.is_set():
+                metrics.TRACE_SPANS.labels("dropped").inc(len(made))
+                return
+            else:
+                self._put_back([waiting for waiting, _ in made])
 
-    def _taken(self) -> Iterator[Seen]:
+    def _try(self, spans: Sequence[ReadableSpan]) -> int | None:
+        """As `Exporter.send`, TRIES times where it may help."""
+        for _ in range(TRIES):
+            status = self._exporter.send(spans)
+            if status is None or status == UNSENT or status in FINAL:
+                break
+            self._say(f"the collector does not take spans ({status or 'no answer'}); they are sent again")
+            if self._stop.wait(AGAIN_S):
+                break
+        return status
+
+    def _put_back(self, failed: Iterable[WaitingSpan]) -> None:
+        """Behind the others. If those were taken since these failed before, then the collector is there, and these are not for
+        it."""
+        for seen, failed_at in failed:
+            if failed_at is not None and failed_at < self._requests_taken:
+                metrics.TRACE_SPANS.labels("refused").inc()
+            elif len(self._waiting) >= self._most:  # these are the oldest
+                metrics.TRACE_SPANS.labels("dropped").inc()
+            else:
+                self._waiting.append(WaitingSpan(seen, self._requests_taken))
+
+    def _taken(self) -> Iterator[WaitingSpan]:
         for _ in range(AT_ONCE):
             try:
                 yield self._waiting.popleft()
             except IndexError:
                 return
 
-    def _spans(self, batch: Sequence[Seen]) -> Iterator[ReadableSpan]:
-        for seen in batch:
+    def _spans(self, batch: Sequence[WaitingSpan]) -> Iterator[tuple[WaitingSpan, ReadableSpan]]:
+        for waiting in batch:
             try:
-                yield self._span(seen)
+                yield waiting, self._span(waiting.seen)
             except Exception:  # recorded: one that can't be shown must not hold back the others
                 metrics.TRACE_SPANS.labels("dropped").inc()
                 log.exception("can't make a span of a turn or a session")
