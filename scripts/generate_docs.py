@@ -48,8 +48,8 @@ PROGRAMS: dict[str, type[Settings]] = {
 
 _SETTINGS_INTRO = """\
 Each program reads its settings from the command line, the environment and a file, in this order; the first that has a
-value wins. A name that a program does not know is refused, with the name it is close to. `--print-config` prints what is in
-effect and where each value comes from.
+value wins, a dictionary as a whole. A name that a program does not know is refused, with the name it is close to.
+`--print-config` prints what is in effect and where each value comes from.
 
 - **Command line**: `redis_url` is `--redis-url`. A list may be repeated.
 - **Environment**: `redis_url` is `STENO_REDIS_URL`; each program has its own prefix, below. Lists take words between commas,
@@ -167,7 +167,8 @@ def proxy_metrics() -> list[Metric]:
 
 def cli_page() -> str:
     lines = ["# Command line", "", _NOTE]
-    lines += ["Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.", ""]
+    codes = "0 done, 1 failed, 2 wrong usage or configuration, 3 another trainer has the run, 130 cancelled by Ctrl-C"
+    lines += [f"Exit codes: {codes}.", ""]
     for words, command in _commands("steno", whole_app()):
         lines += [f"## {words}", "", _plain(command.help or ""), ""]
         if not hasattr(command, "commands"):

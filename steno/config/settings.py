@@ -10,13 +10,15 @@ A program declares one frozen tree of fields:
 and calls `ProxySettings.load(cli, file)`. Constructing one directly (`ProxySettings(port=1)`, as tests do) reads
 neither environment nor files. Every secret `x` may also be given as `x_file`, a path whose stripped content is it; `secret_files`
 says which were, for those who read them again.
-Lists take JSON or, in the environment, words between commas. A nested field is `STENO_OUTER__INNER` in the environment.
+Lists take JSON or, in the environment, words between commas. A nested field is `STENO_OUTER__INNER` in the environment. A free
+dictionary is one value: whoever gives it replaces it, but for `STENO_OUTER__INNER`, which sets one of its keys.
 """
 
 from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 import os
 import re
 import tomllib
@@ -27,7 +29,7 @@ from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, PrivateAttr, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, PrivateAttr, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -95,7 +97,9 @@ def admin_key_here() -> SecretStr | None:
 class _Environment(EnvSettingsSource):
     """pydantic's reader of the environment, which also takes `a,b` for a list of strings."""
 
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+    def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:
+        if field is None:  # deep in a free dictionary: JSON, or else the text itself
+            return json.loads(value)
         is_list = any(typing.get_origin(kind) in (list, tuple) for kind in _types(field.annotation))
         if is_list and value.lstrip()[:1] not in ("[", "{"):
             return [word.strip() for word in value.split(",") if word.strip()]
@@ -154,9 +158,16 @@ class Settings(BaseSettings):
                 elif name in values:
                     files.pop(name, None)
             resolved = _read_secrets(dict(values), cls._secrets(), name_of)
-            _merge(merged, resolved)
-            for path in _paths(resolved):
-                origins[path] = name_of(f"{path}_file" if f"{path}_file" in values else path)
+            parts = cls._given_in_parts(resolved) if name_of == cls.variable else set()
+            for name, value in resolved.items():
+                if name in parts or (name in cls._nested() and isinstance(value, dict)):
+                    merged[name] = _merged(merged.get(name), value)
+                    paths = [path for path in _paths({name: value}) if path != name or name not in parts]
+                else:
+                    merged[name], paths = value, [name]
+                    origins = {path: place for path, place in origins.items() if not path.startswith(f"{name}.")}
+                for path in paths:
+                    origins[path] = name_of(f"{path}_file" if f"{path}_file" in values else path)
         try:
             settings = cls(**merged)
         except ValidationError as error:
@@ -208,6 +219,21 @@ class Settings(BaseSettings):
     @classmethod
     def _secrets(cls) -> list[str]:
         return [name for name, field in cls.model_fields.items() if SecretStr in _types(field.annotation)]
+
+    @classmethod
+    def _nested(cls) -> set[str]:
+        """Fields with fields of their own, each of which has a place to come from."""
+        return {
+            name
+            for name, field in cls.model_fields.items()
+            if any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in _types(field.annotation))
+        }
+
+    @classmethod
+    def _given_in_parts(cls, values: Mapping[str, Any]) -> set[str]:
+        """Those of the environment's values that were given as `STENO_OUTER__INNER` alone."""
+        whole = {name.upper() for name in os.environ}
+        return {name for name, value in values.items() if isinstance(value, dict) and cls.variable(name) not in whole}
 
     @classmethod
     def _read_environment(cls) -> dict[str, Any]:
@@ -270,12 +296,11 @@ def _read_secrets(values: dict[str, Any], secrets: Iterable[str], name_of: Calla
     return values
 
 
-def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = dict(value) if isinstance(value, dict) else value
+def _merged(below: Any, above: Any) -> Any:
+    """Of two layers' values of a field. Dictionaries are merged at every level."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return below | {key: _merged(below.get(key), value) for key, value in above.items()}
 
 
 def _paths(values: Mapping[str, Any], outer: str = "") -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -29,6 +30,7 @@ class Example(Settings):
     redis_url: str | None = None
     words: list[str] = Field(default_factory=list)
     nested: Nested = Nested()
+    free: dict[str, Any] = Field(default_factory=dict)
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +155,40 @@ def test_nested_values_of_several_sources_are_merged(tmp_path: Path, monkeypatch
     file = written(tmp_path / "c.toml", "[nested]\ndepth = 2\nwidth = 2\n")
     monkeypatch.setenv("STENO_NESTED__DEPTH", "3")
     assert Example.load({}, file).nested == Nested(depth=3, width=2)
+
+
+FREE = "free: {temperature: 0.7, more: {a: 1, b: 2}}"
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "found", "origin"),
+    [
+        ({"free": {"temperature": 1.0}}, {}, {"temperature": 1.0}, "--free"),
+        ({"free": {}}, {"STENO_FREE__TOP_P": "1"}, {}, "--free"),
+        ({}, {"STENO_FREE": '{"more": {"a": 3}}'}, {"more": {"a": 3}}, "STENO_FREE"),
+        ({}, {"STENO_FREE": '{"a": 1}', "STENO_FREE__TOP_P": "0.9"}, {"a": 1, "top_p": "0.9"}, "STENO_FREE"),
+        (
+            {},
+            {"STENO_FREE__MORE__A": "3"},
+            {"temperature": 0.7, "more": {"a": 3, "b": 2}},
+            "free in {file}, STENO_FREE__MORE, STENO_FREE__MORE__A",
+        ),
+        ({}, {}, {"temperature": 0.7, "more": {"a": 1, "b": 2}}, "free in {file}"),
+    ],
+)
+def test_a_free_dictionary_is_replaced_by_the_first_that_has_one_and_one_key_of_it_is_set_by_the_environment(
+    given: dict[str, Any],
+    variables: dict[str, str],
+    found: dict[str, Any],
+    origin: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = written(tmp_path / "c.yaml", FREE)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    settings = Example.load(given, file)
+    assert (settings.free, settings.origin("free")) == (found, origin.format(file=file))
 
 
 def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
