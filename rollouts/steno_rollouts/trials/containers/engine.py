@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -27,6 +28,9 @@ RUN, TRIAL, LAUNCHER = "steno.run", "steno.trial", "steno.launcher"
 COMMAND_S = 120.0
 BUILD_S = 3600.0
 """Of a build or a pull: images are large."""
+LOOKS_S = 5.0
+"""For the engine to say what there is. It may be busy, or its database locked, and neither says anything about a trial."""
+LOOK_AGAIN_S = 0.5
 REMOVALS = 20
 """Rounds in which a container must be gone."""
 PROCESSES = 1024
@@ -170,12 +174,12 @@ class ContainerEngine:
 
     async def state(self, name: str) -> ContainerState:
         return ContainerState.of(
-            json.loads(await self.run("inspect", "--type=container", "--format={{json .State}}", name))
+            json.loads(await self._look("inspect", "--type=container", "--format={{json .State}}", name))
         )
 
     async def found(self, label: str) -> list[str]:
         """Ids of all containers that have a label (`NAME` or `NAME=VALUE`), running ones and others."""
-        return (await self.run("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}")).split()
+        return (await self._look("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}")).split()
 
     async def labelled(self, label: str) -> dict[str, dict[str, str]]:
         """All labels of these containers, by id."""
@@ -196,7 +200,7 @@ class ContainerEngine:
                     left.remove(identity)
                 except EngineError as error:  # gone already; or another one, in its network, must go first
                     why = str(error)
-            there = await self.run("ps", "--all", "--quiet", "--no-trunc") if left else ""
+            there = await self._look("ps", "--all", "--quiet", "--no-trunc") if left else ""
             left = [identity for identity in left if identity in there.split()]
             if not left:
                 return
@@ -213,6 +217,17 @@ class ContainerEngine:
             subprocess.run(
                 [self.program, "rm", "--force", "--volumes", *found], capture_output=True, env=_own_environment()
             )
+
+    async def _look(self, *words: str) -> str:
+        """As `run`, for what only reads; asked again for a while where the engine refuses. Raises: EngineError."""
+        until = time.monotonic() + LOOKS_S
+        while True:
+            try:
+                return await self.run(*words)
+            except EngineError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _start(
         self, words: Sequence[str], values: Mapping[str, str] | None, out: Any, err: Any

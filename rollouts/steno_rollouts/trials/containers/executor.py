@@ -280,7 +280,8 @@ class ContainerExecutor(Executor):
             timed_out = True
             state = await self._stopped(container.name)
         except asyncio.CancelledError:
-            await self._stopped(container.name)
+            with contextlib.suppress(EngineError):  # its removal ends it
+                await self._stopped(container.name)
             raise
         await attached.wait()
         if not state.started:
@@ -289,17 +290,23 @@ class ContainerExecutor(Executor):
 
     async def _stopped(self, name: str) -> ContainerState:
         await self._engine.stop(name, self._grace_s)
-        return await self._engine.state(name)
+        state = await self._engine.state(name)
+        if state.running:
+            raise EngineError(f"container {name} was stopped, and runs on")
+        return state
 
     @contextlib.asynccontextmanager
     async def _ended_with(self, trial_id: str) -> AsyncIterator[None]:
-        """Nothing of the trial is left after this."""
+        """Nothing of the trial is left after this. An engine that refuses to remove it changes nothing of how the trial
+        ended: one that ended well runs no more. What stays is removed by the next attempt, or the next start."""
         label = f"{TRIAL}={trial_id}"
         try:
             yield
         finally:
             try:
                 await self._engine.remove(await self._engine.found(label))
+            except EngineError as error:
+                log.warning("%s: its containers may be left: %s", trial_id, error.message)
             except asyncio.CancelledError:  # a second time: nobody waits any more
                 self._engine.remove_now(label)
                 raise

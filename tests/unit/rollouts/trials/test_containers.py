@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from steno.contracts.records import Session
 from steno.contracts.rest import Trial
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
+from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials.containers import engine as engines
 from steno_rollouts.trials.containers.engine import (
     MOST_SAID,
     Container,
@@ -33,6 +36,7 @@ from steno_rollouts.trials.containers.forward import NotPassedOn, PassedOn, Rout
 from steno_rollouts.trials.containers.images import Image, Images
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.containers.sandbox import Sandbox, digest, sandbox
+from steno_rollouts.trials.executor import Exit, TrialJob
 
 CONTAINER = Container(
     "steno-g.0-agent", "1234", ["sh", "-c", "x y"], {"steno.run": "r", "steno.trial": "g.0"}, "container:steno-g.0-forwarder",
@@ -153,6 +157,82 @@ async def test_an_engine_that_refused_one_trial_is_asked_again_for_the_next(tmp_
         work, _variables = await executor.prepare(tmp_path / "g.0", trial, Task("t", {}), {})
         assert work.is_dir()
     assert engine.asked.count("info") == 2
+
+
+@dataclass(frozen=True)
+class Played(Refusing):
+    """Of which containers end with 0 at once, and are there until they are removed. runs: they run on, whatever is asked."""
+
+    runs: bool = False
+
+    async def run(self, *words: str, **more: Any) -> str:
+        await super().run(*words, **more)
+        state = {"Running": self.runs, "ExitCode": 0, "StartedAt": "2026-11-23T09:14:39.017904321Z"}
+        return {"image": json.dumps([{"Id": "sha256:1", "Config": {}}]), "inspect": json.dumps(state), "ps": "1"}.get(
+            words[0], "[]"
+        )
+
+    async def attach(self, name: str, stdout: Path, stderr: Path) -> Any:
+        async def end() -> None:
+            await asyncio.sleep(3600 if self.runs else 0)
+
+        return SimpleNamespace(wait=end)
+
+
+def job(tmp_path: Path, **more: Any) -> TrialJob:
+    for name in ("work", "task.json", "verifier/stdout.log"):
+        (tmp_path / "g.0" / name).mkdir(parents=True)
+    return TrialJob("g.0", ["agent"], {}, tmp_path / "g.0", tmp_path / "g.0" / "work", task=Task("t", {}), **more)
+
+
+def executor(engine: ContainerEngine, tests: Path | None = None) -> ContainerExecutor:
+    return ContainerExecutor(engine, "r", {"t": Sandbox("a/b:1", None, 1.0, 64, tests, 1.0)}, "python", grace_s=0.0)
+
+
+@pytest.mark.parametrize("refused", [["ps"] * 9, ["rm"] * 99])
+async def test_a_clean_up_that_fails_is_said_and_the_verdict_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: list[str]
+) -> None:
+    for name in ("LOOKS_S", "LOOK_AGAIN_S"):
+        monkeypatch.setattr(engines, name, 0.0)
+    monkeypatch.setattr(engines, "REMOVALS", 2)
+    tests = folder(tmp_path) / "tests"
+    played = executor(Played("docker", False, there=["pull"], refused=refused), tests)
+    ran = job(tmp_path)
+    assert await played.run(ran) == Exit(0, image="sha256:1")
+    assert await played.verify(ran, True) == CommandOutcome(EndReason.COMPLETED, 1.0)
+    assert caplog.text.count("g.0: its containers may be left: ") == 2 and "toomanyrequests" in caplog.text
+
+
+async def test_an_engine_that_refuses_for_a_moment_is_asked_again_how_a_trial_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engines, "LOOK_AGAIN_S", 0.0)
+    played = executor(Played("docker", False, there=["pull"], refused=["inspect", "ps"] * 2))
+    assert await played.run(job(tmp_path)) == Exit(0, image="sha256:1")
+    assert not caplog.text
+
+
+async def test_a_trial_whose_container_runs_on_is_not_scored(tmp_path: Path) -> None:
+    played = executor(Played("docker", False, there=["pull"], runs=True))
+    ended = await played.run(job(tmp_path, timeout_s=0.01))
+    assert ended == Exit(None, error="container steno-g.0-agent was stopped, and runs on")
+
+
+async def test_a_trial_that_is_cancelled_stays_so_where_the_engine_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LOOKS_S", 0.0)
+    engine = Played("docker", False, there=["pull"], refused=["stop", *["ps"] * 9], runs=True)
+    running = asyncio.create_task(executor(engine).run(job(tmp_path)))
+    while "create" not in engine.asked:
+        await asyncio.sleep(0)
+    for _ in range(9):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert "stop" in engine.asked
 
 
 def test_a_command_that_never_ran_is_told_from_one_that_ended() -> None:
