@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import BadRequest, NotFound, StenoError
+from steno.contracts.errors import BadRequest, Gone, NotFound, StenoError
 from steno.contracts.rest import Trial
 from steno.contracts.runs.claims import CLAIM_S, Claim, ClaimRequest
+from steno_rollouts.outcome import deleted
 from steno_rollouts.trials.containers.launcher import Launcher
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,9 @@ class Claims:
     async def take(self, group_id: str, trial: Trial) -> Taken:
         """Claim a trial. One whose launcher ran on this machine and is gone is taken over at once."""
         trial_id = trial.session.trial_id
-        claim = await self._asked(group_id, trial_id, [])
+        claim = await self._asked(group_id, trial, [])
         if claim is not None and not claim.granted and claim.launcher and self._launcher.knows_gone(claim.launcher):
-            claim = await self._asked(group_id, trial_id, [claim.launcher])
+            claim = await self._asked(group_id, trial, [claim.launcher])
         if claim is None:
             return Taken(trial, None, mine=True)
         if claim.granted:
@@ -53,7 +54,7 @@ class Claims:
     async def anew(self, group_id: str, trial: Trial) -> Taken:
         """Claim a trial once more that is held. An attempt at it is lost and may still run: its key opens nothing any more."""
         trial_id = trial.session.trial_id
-        claim = await self._asked(group_id, trial_id, [self._launcher.name])
+        claim = await self._asked(group_id, trial, [self._launcher.name])
         if claim is None:
             return Taken(trial, None, mine=True)
         if not claim.granted:
@@ -97,14 +98,18 @@ class Claims:
                     log.warning("trial %s: launcher %s has taken it over", trial_id, claim.launcher)
                     lost(trial_id)
 
-    async def _asked(self, group_id: str, trial_id: str, gone: list[str]) -> Claim | None:
+    async def _asked(self, group_id: str, trial: Trial, gone: list[str]) -> Claim | None:
         """None: the proxy is of a release that knows of no claims."""
         if not self._known:
             return None
         named = {"gone": gone} if gone else {}
-        request = ClaimRequest(launcher=self._launcher.name, trial_ids=[trial_id], ttl_s=self._ttl_s, **named)
+        request = ClaimRequest(
+            launcher=self._launcher.name, trial_ids=[trial.session.trial_id], ttl_s=self._ttl_s, **named
+        )
         try:
             (claim,) = await self._client.claim(group_id, request)
+        except Gone:  # a proxy of an older release says so of a trial that was deleted
+            return Claim(granted=False, epoch=0, trial=trial.model_copy(update={"session": deleted(trial.session)}))
         except (BadRequest, NotFound):
             await self._client.group(group_id)  # or it is the group that is not there
             log.info("the proxy is of a release that knows of no claims: run one launcher at a time")

@@ -20,7 +20,7 @@ from functools import partial
 from types import MappingProxyType
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Conflict, NotFound, StenoError
+from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.rest import GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.claims import Claims
@@ -300,7 +300,10 @@ class Rollouts:
             self._first.stop()
 
     async def _has_turned(self, trial_id: str) -> bool:
-        return bool((await self._client.session(trial_id)).counts.turns)
+        try:
+            return bool((await self._client.session(trial_id)).counts.turns)
+        except (Gone, NotFound):  # deleted: its end is its runner's to find
+            return False
 
     async def _register(self, plan: Planned, identity: str) -> GroupTrials:
         asked = posted(self._client.create_group(self.options.spec(plan.task, identity)))

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from steno.contracts.records import Session, SessionStatus
+from steno.contracts.records import Counts, Session, SessionStatus
 
 
 class EndReason(StrEnum):
@@ -87,6 +87,11 @@ class TrialResult:
 
     def row(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def deleted(session: Session) -> Session:
+    """What is known of a trial that was deleted, from what it was before: nothing is on record of it any more."""
+    return session.model_copy(update={"status": "deleted", "end_reason": "deleted", "counts": Counts()})
 
 
 def recorded_result(session: Session, *, task_id: str, round_name: str, earlier: bool) -> TrialResult:

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import Header, Request, Response
 from pydantic import BaseModel
 
-from steno.contracts.errors import BadRequest, Conflict, StenoError
+from steno.contracts.errors import BadRequest, Conflict, NotFound, StenoError
 from steno.contracts.records import ForkOf, Session, readable
 from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, SampleList, Trial, TurnPage
 from steno.contracts.runs.leases import EPOCH_HEADER, GroupList
@@ -121,8 +121,17 @@ async def harness_of_trial(request: Request, trial_id: str) -> None:
     except StenoError as error:
         if error.retryable:
             raise
-        group_id = run_id = None
+        group_id, run_id = await _group_of_deleted(found.store, trial_id)
     found.keys.check_harness(key, group_id, run_id)
+
+
+async def _group_of_deleted(store: SessionStore, trial_id: str) -> tuple[str | None, str | None]:
+    """Group and run that still name a trial of which nothing is on record: who may read it is told that it was deleted."""
+    try:
+        group = await store.group(trial_id.rpartition(".")[0])
+    except NotFound:
+        return None, None
+    return (group.group_id, group.run_id) if trial_id in group.trial_ids else (None, None)
 
 
 def encoded(request: Request, body: BaseModel, status: int = 200) -> Response:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import Any
 
-from steno.contracts.errors import Conflict
+from steno.contracts.errors import Conflict, Gone
 from steno.contracts.records import Group, Session
 
 _MAY_DIFFER = {"created_at", "trial_ids"}
@@ -30,3 +31,12 @@ def with_recorded_ids(recorded: Group, sessions: Sequence[Session]) -> list[Sess
         session.model_copy(update={"trial_id": trial_id})
         for session, trial_id in zip(sessions, recorded.trial_ids, strict=True)
     ]
+
+
+async def there(registering: Awaitable[Any]) -> Gone | None:
+    """None: the session is on record; else that it was deleted: the others of a group that is created again are there."""
+    try:
+        await registering
+    except Gone as error:
+        return error
+    return None

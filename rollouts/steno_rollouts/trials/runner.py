@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Conflict, Gone, StenoError
+from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
-from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, recorded_result
+from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, deleted, recorded_result
 from steno_rollouts.posts import to_its_end
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import CannotStart, Exit
@@ -107,6 +107,8 @@ class TrialRunner:
                     if assignment.trial.session.counts.turns or assignment.trial.session.status != "open":
                         break
                 log.info("%s: attempt %d failed before its first turn: %s", folder.name, attempts, verdict.detail)
+        except (Gone, NotFound) as error:  # it was deleted meanwhile, as its end will show
+            verdict = CommandOutcome(EndReason.CANCELLED, detail=error.message)
         except asyncio.CancelledError:
             verdict = CommandOutcome(EndReason.CANCELLED)
             await to_its_end(_told(report, self._close(assignment, verdict, began, attempts, ended, folder)))
@@ -157,7 +159,8 @@ class TrialRunner:
         return result
 
     async def _post(self, assignment: Assignment, verdict: CommandOutcome, wall_s: float) -> Session:
-        """The session as it is then on record. One that ended by itself (a spent limit, an operator) keeps what it ended with.
+        """The session as it is then on record. One that ended by itself (a spent limit, an operator) keeps what it ended with,
+        and one that was deleted has ended so.
 
         Raises: ClaimLost."""
         trial_id = assignment.trial_id
@@ -171,16 +174,18 @@ class TrialRunner:
         )
         try:
             return await self._client.complete(trial_id, outcome)
-        except (Conflict, Gone) as error:
+        except (Conflict, Gone, NotFound) as error:
             log.warning("trial %s: its end was not taken: %s", trial_id, error.message)
-            session = await self._recorded(trial_id, error)
+            session = await self._recorded(assignment, error)
             if session.status == "open":
                 raise ClaimLost(error.message) from None
             return session
 
-    async def _recorded(self, trial_id: str, error: StenoError) -> Session:
+    async def _recorded(self, assignment: Assignment, error: StenoError) -> Session:
         try:
-            return await self._client.session(trial_id)
+            return await self._client.session(assignment.trial_id)
+        except (Gone, NotFound):
+            return deleted(assignment.trial.session)
         except StenoError:
             raise error from None
 

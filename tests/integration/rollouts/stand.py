@@ -63,8 +63,8 @@ class Stand(Executor):
 def prepared(stack: Stack, folder: Path, run: str, tasks: int = 1, **settings: Any) -> Prepared:
     path = folder / "tasks.jsonl"
     path.write_text("".join(f'{{"id": "t{n}"}}\n' for n in range(tasks)))
-    given = {"group_size": 2, "command": ["agent"], "work_dir": folder / "work", "run": run, "retries": 0} | settings
-    return Prepared.of(RolloutSettings(tasks=path, proxy=stack.url, key=ADMIN, **given), run)  # type: ignore[arg-type]
+    given = {"group_size": 2, "command": ["agent"], "work_dir": folder / "work", "run": run, "retries": 0, "key": ADMIN}
+    return Prepared.of(RolloutSettings(tasks=path, proxy=stack.url, **given | settings), run)  # type: ignore[arg-type]
 
 
 async def rolled(found: Prepared, stand: Stand, count: int = 1, **more: Any) -> list[Any]:

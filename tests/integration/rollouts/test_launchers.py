@@ -100,6 +100,33 @@ async def test_a_launcher_that_no_longer_renews_is_taken_over_from_and_told_so(
     assert [(session.status, session.counts.turns) for session in sessions(run)] == [("aborted", 1), ("completed", 1)]
 
 
+async def test_a_trial_that_is_deleted_ends_alone(
+    stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
+) -> None:
+    """Not the launcher that runs it, nor the group's other trials: their claims are renewed, and nobody takes them over. The
+    launcher has the run's key, which is what most have."""
+    run, gate, settings = (
+        "deleted-one",
+        asyncio.Event(),
+        {"group_size": 4, "in_flight": 3, "key": client.run_key("deleted-one")},
+    )
+    stand, other = Stand(gate=gate), Stand()
+    one = asyncio.create_task(launched(stack, tmp_path / "a", run, stand, Claims, **settings))
+    await until(lambda: len(stand.started) == 3 and sum(session.counts.turns for session in sessions(run)) == 3)
+    runs, waits = sessions(run)[0].trial_id, sessions(run)[3].trial_id
+    for trial_id in (runs, waits):
+        client.delete(trial_id)
+    two = asyncio.create_task(launched(stack, tmp_path / "b", run, other, Claims, **settings))
+    await asyncio.sleep(3.0)  # three times as long as a claim lasts
+    assert not one.done()
+    gate.set()
+    for results in (await one, await two):
+        ends = {result.trial_id: result.end_reason for result in results}
+        assert ends.pop(runs, "deleted") == ends.pop(waits, "deleted") == "deleted"
+        assert list(ends.values()) == ["completed"] * 2
+    assert other.started == []
+
+
 async def test_groups_that_wait_for_a_launcher_that_has_gone_hold_nobody_back_for_ever(
     stack: Stack, tmp_path: Path, sessions: Sessions
 ) -> None:

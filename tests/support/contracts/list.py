@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from steno.contracts.errors import BadRequest, Conflict, NotFound
+from steno.contracts.errors import BadRequest, Conflict, Gone, NotFound
 from steno.contracts.records import Group, Session
 from steno_proxy.store.facets import SessionFilter
 from steno_proxy.store.interface import SessionStore
@@ -55,6 +56,19 @@ class ListContract:
         await store.expire(now=100.0, retention_s=1.0)  # one of them is not there (any more)
         await store.create_group(group, sessions)
         assert await listed(store, group_id="g1", status="open") == group.trial_ids
+
+    async def test_a_group_of_which_a_session_was_deleted_can_be_created_again(self, store: SessionStore) -> None:
+        """As by the next start of its run, or by another launcher."""
+        group, sessions = make_group("g1", 3)
+        await store.create_group(group, sessions)
+        await store.delete("g1-1", now=time.time(), tombstone_s=600.0)
+        assert await store.create_group(group, sessions) == group
+        assert await listed(store, group_id="g1") == ["g1-0", "g1-2"]
+        for trial_id in ("g1-0", "g1-2"):
+            await store.delete(trial_id, now=time.time(), tombstone_s=600.0)
+        for _ in range(2):
+            with pytest.raises(Gone):
+                await store.create_group(group, sessions)
 
     async def test_a_group_goes_with_the_last_of_its_sessions(self, store: SessionStore) -> None:
         group, sessions = make_group("g1", 2)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from steno.contracts.errors import BadRequest, Conflict, NotFound
+from steno.contracts.errors import BadRequest, Conflict, Gone, NotFound
 from steno.contracts.records import Group, SamplingPolicy, Session
 from steno.contracts.rest import GroupSpec, GroupTrials, not_given
 from steno.contracts.runs.claims import Claim, ClaimList, ClaimRequest
@@ -33,6 +33,7 @@ from steno_proxy.api.common import (
 )
 from steno_proxy.auth.keys import key_of
 from steno_proxy.sessions import law
+from steno_proxy.store.claims import Claimed, TrialClaim
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +215,19 @@ async def read_group(request: Request, group_id: str) -> Response:
     return encoded(request, await _group_of_harness(request, group_id))
 
 
+def _deleted(group: Group, trial_id: str, now: float) -> Session:
+    """What is said of a trial of which nothing is on record any more."""
+    return Session(
+        trial_id=trial_id,
+        group_id=group.group_id,
+        run_id=group.run_id,
+        status="deleted",
+        end_reason="deleted",
+        created_at=group.created_at,
+        updated_at=now,
+    )
+
+
 @router.post(
     "/groups/{group_id}/claims",
     response_model=ClaimList,
@@ -228,7 +242,10 @@ async def claim_trials(
     now = await found.store.now()
     items = []
     for trial_id in asked.trial_ids:
-        session, claimed = await found.store.claim(trial_id, asked.launcher, asked.ttl_s, now=now, gone=asked.gone)
+        try:
+            session, claimed = await found.store.claim(trial_id, asked.launcher, asked.ttl_s, now=now, gone=asked.gone)
+        except (Gone, NotFound):  # deleted: that is no reason to refuse the group's other trials
+            session, claimed = _deleted(group, trial_id, now), Claimed(TrialClaim(), granted=False, taken_over=False)
         claim = claimed.claim
         items.append(
             Claim(

@@ -24,7 +24,7 @@ from steno_proxy.store.encoding.head import borrows, doc_of, head_of, run_of, se
 from steno_proxy.store.encoding.images import together
 from steno_proxy.store.encoding.texts import unpack
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, agent_of
-from steno_proxy.store.groups import same_group, with_recorded_ids
+from steno_proxy.store.groups import same_group, there, with_recorded_ids
 from steno_proxy.store.interface import RecordedOtherwise, RetryKey, SessionListPage, SessionTail, TokenPath, ends_alike
 from steno_proxy.store.memory.lists import MemoryLists
 from steno_proxy.store.memory.recording import MemoryRecording, stays
@@ -99,11 +99,14 @@ class MemoryStore:
     # -- groups and sessions
 
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
+        known = group.group_id in self._groups
         recorded = self._groups.setdefault(group.group_id, group.model_copy(deep=True))
         same_group(recorded, group)
         self.runs.open_group(recorded)
-        for session in with_recorded_ids(recorded, sessions):
-            await self.register(session)
+        made = [await there(self.register(session)) for session in with_recorded_ids(recorded, sessions)]
+        gone = [error for error in made if error is not None]
+        if gone and (not known or len(gone) == len(made)):
+            raise gone[0]
         return recorded.model_copy(deep=True)
 
     async def group(self, group_id: str) -> Group:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any
 
-from steno.contracts.errors import ArchiveUnreadable, Conflict, NotFound
+from steno.contracts.errors import ArchiveUnreadable, Conflict, Gone, NotFound
 from steno.contracts.lenient import read_json
 from steno.contracts.notes import Notes
 from steno.contracts.records import Group, Session, Turn
@@ -23,7 +23,7 @@ from steno_proxy.store.claims import Claimed, TrialClaim, lost
 from steno_proxy.store.encoding.head import doc_of, head_from_hash, head_of, head_to_hash, session_of
 from steno_proxy.store.encoding.texts import to_json
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, facets_of
-from steno_proxy.store.groups import same_group, with_recorded_ids
+from steno_proxy.store.groups import same_group, there, with_recorded_ids
 from steno_proxy.store.interface import SessionListPage, SessionTail
 from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive, NoArchive
 from steno_proxy.store.redis.accounts import RedisAccounts
@@ -137,9 +137,13 @@ class RedisStore(RedisRecordings):
         if not sessions:
             return group
         members = await self._index.announce([session.trial_id for session in sessions])
+        gone: list[Gone] = []
         for at in range(0, len(sessions), CREATED_AT_ONCE):  # not all in one turn of the event loop
             some = sessions[at : at + CREATED_AT_ONCE]
-            await asyncio.gather(*(self._create(session, members[session.trial_id]) for session in some))
+            made = [self._create(session, members[session.trial_id]) for session in some]
+            gone += [error for error in await asyncio.gather(*(there(one) for one in made)) if error is not None]
+        if gone and (before is None or (len(gone) == len(sessions) and not archived)):
+            raise gone[0]
         return group
 
     async def group(self, group_id: str) -> Group:

@@ -55,7 +55,7 @@ async def test_an_agents_key_opens_its_own_generation_routes_and_nothing_else() 
 
 async def test_a_harness_key_reads_and_completes_its_groups_trials_only() -> None:
     async with running(admin_key=ADMIN, worker=False) as proxy:
-        group = await proxy.steno.create_group(GroupSpec(group_id="g", size=1))
+        group = await proxy.steno.create_group(GroupSpec(group_id="g", size=2))
         await proxy.steno.create_group(GroupSpec(group_id="h", size=1))
         await proxy.steno.register("alone")
         headers = {"x-api-key": group.harness_key or ""}
@@ -69,6 +69,11 @@ async def test_a_harness_key_reads_and_completes_its_groups_trials_only() -> Non
             for path in ("/groups/h", "/sessions/h.0", "/sessions/alone", "/sessions/none", "/sessions"):
                 assert (await http.get(path)).status_code == 403, path
             assert (await http.delete("/sessions/g.0")).status_code == 403
+            await proxy.steno.delete("g.0")
+            for path, status in (("/sessions/g.0", 410), ("/sessions/g.2", 403), ("/sessions/h.0", 403)):
+                assert (await http.get(path)).status_code == status, (
+                    "of its own trials it is told that they were deleted"
+                )
 
 
 async def test_a_runs_key_makes_its_groups_reads_and_completes_its_trials_and_opens_nothing_else() -> None:

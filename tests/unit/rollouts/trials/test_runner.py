@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from steno.client.client import AsyncSteno
+from steno.contracts.errors import Gone, NotFound, StenoError
 from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
@@ -219,3 +220,21 @@ async def test_a_trial_is_given_up_also_where_what_it_left_can_not_be_ended(
     with caplog.at_level(logging.WARNING):
         assert (await runner.abandon(proxy.assignment, EndReason.INTERRUPTED)).end_reason == "interrupted"
     assert left in caplog.text
+
+
+@pytest.mark.parametrize("error", [Gone("session g.0 is closed"), NotFound("no session g.0")])
+@pytest.mark.parametrize("reason", [EndReason.COMPLETED, EndReason.EXIT_CODE])
+async def test_a_trial_that_was_deleted_has_ended_and_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StenoError, reason: EndReason
+) -> None:
+    monkeypatch.setattr("steno_rollouts.trials.runner.SETTLE_S", 0.0)
+    proxy, results = Proxy(turns=1), []
+
+    async def deleted(*_: object) -> Session:
+        raise error
+
+    proxy.client.complete = proxy.client.session = deleted  # type: ignore[method-assign]
+    await TrialRunner(proxy.client, Says(CommandOutcome(reason)), options_of(tmp_path)).run(
+        proxy.assignment, results.append
+    )
+    assert [(result.status, result.end_reason, result.reward) for result in results] == [("deleted", "deleted", None)]
