@@ -15,6 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, over
 import httpx
 import msgspec
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from steno.contracts.errors import BY_CODE, ProtocolError, StenoError, Unreachable
 
@@ -131,7 +132,7 @@ def show(method: Callable[..., Any], parameters: list[Parameter], returned: Any)
 
 
 def build(http: httpx.Client | httpx.AsyncClient, request: ClientRequest[Any]) -> httpx.Request:
-    body = request.body.model_dump_json(exclude_unset=True) if request.body is not None else None
+    body = _with_changed(request.body).model_dump_json(exclude_unset=True) if request.body is not None else None
     headers = {"content-type": "application/json"} if body is not None else None
     content: Any = body
     if request.content is not None:
@@ -145,6 +146,24 @@ def build(http: httpx.Client | httpx.AsyncClient, request: ClientRequest[Any]) -
     return http.build_request(
         request.method, request.path, params=request.query, content=content, headers=headers, timeout=timeout
     )
+
+
+def _with_changed(model: BaseModel) -> BaseModel:
+    """The same body, where a default that was changed in place (`spec.limits.max_turns = 5`) counts as set: what was neither set
+    nor changed is not sent."""
+    changed: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        sent = _with_changed(value) if isinstance(value, BaseModel) else value
+        if sent is not value or (name not in model.model_fields_set and _is_changed(value, field)):
+            changed[name] = sent
+    return model.model_copy(update=changed) if changed else model
+
+
+def _is_changed(value: Any, field: FieldInfo) -> bool:
+    default = field.get_default(call_default_factory=True, validated_data={})
+    given = value.model_fields_set if isinstance(value, BaseModel) else None
+    return value != default or (isinstance(default, BaseModel) and given != default.model_fields_set)
 
 
 async def _in_turn(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:

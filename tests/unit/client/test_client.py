@@ -21,7 +21,16 @@ import pytest
 from steno.client import client as module
 from steno.client.client import AsyncSteno, Steno
 from steno.client.transport import MSGPACK, call
-from steno.contracts.errors import BudgetSpent, Gone, NotFound, NoWorker, ProtocolError, StenoError, Unreachable
+from steno.contracts.errors import (
+    BadRequest,
+    BudgetSpent,
+    Gone,
+    NotFound,
+    NoWorker,
+    ProtocolError,
+    StenoError,
+    Unreachable,
+)
 from steno.contracts.records import (
     Limits,
     Sample,
@@ -33,7 +42,7 @@ from steno.contracts.records import (
     floats_to_bytes,
     ids_to_bytes,
 )
-from steno.contracts.rest import Completion, GroupSpec, Trial
+from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
 
 pytestmark = pytest.mark.usefixtures("pauses")
 
@@ -300,6 +309,41 @@ def test_a_repeated_registration_of_a_group_names_the_same_group(pauses: list[fl
 
     steno(handler).create_group(GroupSpec(size=1))
     assert names[0] == names[1]
+
+
+def test_what_was_changed_in_a_default_of_a_body_is_sent() -> None:
+    sent: list[dict[str, Any]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(json.loads(request.content))
+        return refusal(400, "invalid_request")
+
+    def body(send: Callable[[Steno], Any]) -> dict[str, Any]:
+        with pytest.raises(BadRequest):
+            send(steno(handler))
+        return sent[-1]
+
+    plain, changed = SessionSpec(run_id="x"), SessionSpec(run_id="x")
+    changed.limits.max_turns = 50
+    changed.sampling.force["temperature"] = 1.0
+    changed.metadata["agent"] = "a"
+    assert body(lambda client: client.register("t", plain)) == {"run_id": "x"}
+    assert body(lambda client: client.register("t", changed)) == {
+        "run_id": "x",
+        "limits": {"max_turns": 50},
+        "sampling": {"force": {"temperature": 1.0}},
+        "metadata": {"agent": "a"},
+    }
+    assert changed.model_fields_set == {"run_id"}, "the caller's own stays as it is"
+    nothing = SessionSpec(run_id=None)
+    nothing.limits.max_turns = None
+    assert body(lambda client: client.register("t", nothing)) == {"run_id": None, "limits": {"max_turns": None}}
+    outcome = Completion(reward=1.0)
+    outcome.metrics["steps"] = 3.0
+    assert body(lambda client: client.complete("t", outcome)) == {"reward": 1.0, "metrics": {"steps": 3.0}}
+    group = GroupSpec(size=8, group_id="g")
+    group.task["id"] = 1
+    assert body(lambda client: client.create_group(group)) == {"size": 8, "group_id": "g", "task": {"id": 1}}
 
 
 def events(*pairs: tuple[str, dict[str, Any]]) -> httpx.Response:
