@@ -19,6 +19,8 @@ from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, TrialTranscript
 
 DEFAULT_TIMEOUT_S = 3600.0
+SETTLE_S = 1.0
+"""After an attempt: by then the proxy has noticed that its connections are gone, and recorded its turns."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class ExecutorPlayer(Player):
 
         Args: failed: what became of the trial if nothing says what it was worth; None: it ran to its end.
         """
-        played = failed is None or bool((await self._client.session(job.trial_id)).counts.turns)
+        played = failed is None or await self._has_turns(job.trial_id)
         try:
             verdict = await self._verdict(assignment, job, ended, played)
         except RewardError as error:
@@ -131,6 +133,13 @@ class ExecutorPlayer(Player):
                 return replace(failed, reward=reward, metrics=verdict.metrics if verdict else {})
             return replace(verdict, reason=EndReason.TIMEOUT, detail=failed.detail)
         return verdict or failed
+
+    async def _has_turns(self, trial_id: str) -> bool:
+        """A turn that was cut off with the command is recorded a moment later."""
+        if (await self._client.session(trial_id)).counts.turns:
+            return True
+        await asyncio.sleep(SETTLE_S)
+        return bool((await self._client.session(trial_id)).counts.turns)
 
     async def _verdict(self, assignment: Assignment, job: TrialJob, ended: Exit, played: bool) -> CommandOutcome | None:
         """What the reward function or else the executor says; None: nothing. Raises: RewardError."""

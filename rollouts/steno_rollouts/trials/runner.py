@@ -22,13 +22,10 @@ from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, delet
 from steno_rollouts.posts import to_its_end
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import CannotStart, Exit
-from steno_rollouts.trials.play import Assignment, Player, RunnerOptions
+from steno_rollouts.trials.play import SETTLE_S, Assignment, Player, RunnerOptions
 from steno_rollouts.trials.reward import RewardError, check_metrics
 
 log = logging.getLogger(__name__)
-
-SETTLE_S = 1.0
-"""Before another attempt: by then the proxy has noticed that the last one's connections are gone, and recorded its turns."""
 
 
 class ClaimLost(StenoError):

@@ -16,6 +16,7 @@ from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials import play
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.play import Assignment, ExecutorPlayer, Player, RunnerOptions
 from steno_rollouts.trials.reward import RewardFunction
@@ -35,16 +36,25 @@ def broken(exit_code):
 """
 
 
-class Stalls(Executor):
-    """An `Executor` of a command that never ends by itself. files: what it has left in its working folder."""
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(play, "SETTLE_S", 0.0)
 
-    def __init__(self, files: dict[str, str]) -> None:
+
+STALLED = Exit(-15, timed_out=True)
+
+
+class Stalls(Executor):
+    """An `Executor` of a command that never ends by itself. files: what it has left in its working folder. ended: another end."""
+
+    def __init__(self, files: dict[str, str], ended: Exit = STALLED) -> None:
         self._files = files
+        self._ended = ended
 
     async def run(self, job: TrialJob) -> Exit:
         for name, text in self._files.items():
             (job.workdir / name).write_text(text)
-        return Exit(-15, timed_out=True)
+        return self._ended
 
     async def clear(self, folder: Path) -> None:
         pass
@@ -80,9 +90,10 @@ class Says(Player):
 
 
 class Proxy:
-    """One trial of it, and what was posted of that."""
+    """One trial of it, and what was posted of that. late: its turns are not on record when it is asked for the first time."""
 
-    def __init__(self, turns: int) -> None:
+    def __init__(self, turns: int, *, late: bool = False) -> None:
+        self._late = late
         self.session = Session(trial_id="g.0", group_id="g", created_at=0.0, updated_at=0.0, counts=Counts(turns=turns))
         self.posted: list[Completion] = []
         self.client = cast(AsyncSteno, SimpleNamespace(session=self._recorded, complete=self._complete))
@@ -90,6 +101,9 @@ class Proxy:
         self.assignment = Assignment(trial, Task("t", {}), "epoch-0")
 
     async def _recorded(self, trial_id: str) -> Session:
+        if self._late:
+            self._late = False
+            return self.session.model_copy(update={"counts": Counts()})
         return self.session
 
     async def _complete(self, trial_id: str, end: Completion) -> Session:
@@ -139,6 +153,24 @@ async def test_a_trial_that_stalls_is_scored_once_it_has_had_a_turn(
     assert posted.reward == reward and posted.end_reason == "timeout"
     assert posted.status == ("aborted" if reward is None else "completed")
     assert posted.metrics.get("half") == (1.0 if reward == -0.5 else None)
+
+
+@pytest.mark.parametrize(
+    ("ended", "function", "reward"),
+    [
+        (STALLED, None, -1.0),
+        (STALLED, "stalled", -0.5),
+        (Exit(1), "half", 0.5),
+    ],
+)
+async def test_a_trial_that_ends_in_its_first_turn_is_scored_though_that_is_recorded_late(
+    tmp_path: Path, ended: Exit, function: str | None, reward: float
+) -> None:
+    (tmp_path / "score.py").write_text(REWARDS + "def half():\n    return 0.5\n")
+    scores = RewardFunction(f"{tmp_path / 'score.py'}:{function}") if function else None
+    proxy, options = Proxy(turns=1, late=True), options_of(tmp_path, timeout_reward=-1.0)
+    await proxy.ran(ExecutorPlayer(proxy.client, Stalls({}, ended), options, scores), options)
+    assert (proxy.posted[0].reward, proxy.posted[0].status) == (reward, "completed")
 
 
 async def test_a_function_that_fails_leaves_it_unscored(tmp_path: Path) -> None:
