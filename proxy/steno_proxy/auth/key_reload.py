@@ -43,7 +43,10 @@ class KeyReloader:
         """Look, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # recorded: keys that are taken out of their files later must not stay good
+                log.exception("can't read the keys again, trying again")
 
     async def look(self, *, at_once: bool = False) -> None:
         """Args: at_once: somebody says that the files are as they should be: one look is enough."""

@@ -61,7 +61,10 @@ class NoteWriter:
         while True:
             await self._some.wait()
             await asyncio.sleep(EVERY_S)
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception:  # recorded: notes that come later are still written
+                log.exception("can't write notes on sessions; they are lost")
 
     async def flush(self) -> None:
         """Notes that the store does not take now are lost: a store that is away is not made busier when it comes back."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steno.contracts.errors import Forbidden
-from steno_proxy.auth import generated_keys
+from steno_proxy.auth import generated_keys, key_reload
 from steno_proxy.auth.key_reload import KeyReloader
 from steno_proxy.auth.keys import Keyring
 from steno_proxy.config import ProxySettings
+from tests.support.waiting import until
 
 
 class Kept:
@@ -93,6 +96,30 @@ async def test_what_cannot_be_read_changes_nothing_and_is_said_once(
     await kept.rotation.look(at_once=True)
     assert kept.keys.is_admin(b"newer-admin-key") and kept.keys.is_worker("new-worker-key")
     assert "-admin-key" not in caplog.text and "worker-key" not in caplog.text
+
+
+async def test_a_look_that_fails_unforeseen_is_logged_and_the_next_one_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(key_reload, "LOOK_S", 0.0)
+    kept = Kept(tmp_path, admin_key="old")
+    kept.write("admin_key", "new")
+    real, failed = asyncio.to_thread, False
+
+    async def to_thread(*given: Any) -> Any:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise RuntimeError("can't start new thread")
+        return await real(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    running = asyncio.create_task(kept.rotation.run())
+    await until(lambda: kept.changes)
+    running.cancel()
+    assert kept.keys.is_admin(b"new") and not kept.keys.is_admin(b"old")
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1 and "can't start new thread" in caplog.text
 
 
 async def test_agents_keys_of_a_listed_secret_stay_good_and_new_ones_come_of_the_first(tmp_path: Path) -> None:

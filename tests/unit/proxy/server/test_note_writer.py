@@ -13,6 +13,7 @@ from steno.contracts.records import Session
 from steno_proxy.session_cache import note_writer as module
 from steno_proxy.session_cache.note_writer import MOST_TRIALS, OTHERS, NoteWriter
 from steno_proxy.store.memory.store import MemoryStore
+from tests.support.waiting import until
 
 
 class Counting(MemoryStore):
@@ -92,6 +93,31 @@ async def test_it_writes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     running.cancel()
     found = await store.notes("t")
     assert found is not None and found.counts == {"invalid_request": 2}
+
+
+async def test_a_write_that_fails_unforeseen_is_logged_and_the_next_one_happens(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "EVERY_S", 0.0)
+    store = await opened("t")
+    real, failed = store.note, False
+
+    async def note(trial_id: str, seen: Sequence[Note]) -> None:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise RuntimeError("unforeseen")
+        await real(trial_id, seen)
+
+    monkeypatch.setattr(store, "note", note)
+    notes = NoteWriter(store)
+    running = asyncio.create_task(notes.run())
+    notes.add("t", "invalid_request", "first")
+    await until(lambda: failed)
+    notes.add("t", "invalid_request", "second")
+    await until(lambda: store.writes == 1)
+    running.cancel()
+    assert [record.levelname for record in caplog.records] == ["ERROR"] and "unforeseen" in caplog.text
 
 
 def test_texts_are_one_short_line_that_can_be_stored() -> None:
