@@ -17,8 +17,9 @@ from steno_adapters.rows import TrainableRow, trainable_rows
 @dataclass(frozen=True)
 class SessionRow:
     """One row. prompt_ids: the tokens before the first trained one, `prompt_length` of them at most: those that are left stand at
-    the beginning of response_ids, masked. mask: 1 where the policy sampled, and the token is trained from this row. logprobs:
-    0.0 where the mask is 0. steps: the oldest and the newest that sampled a trained token; None: not known."""
+    the beginning of response_ids, masked. response_ids: up to the last trained token. mask: 1 where the policy sampled, and the
+    token is trained from this row. logprobs: 0.0 where the mask is 0. steps: the oldest and the newest that sampled a trained
+    token; None: not known."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -107,6 +108,10 @@ def _cut(
     first = min(int(mask.argmax()), prompt_length)
     end = min(len(ids), first + response_length)
     kept = mask[first:end]
+    if kept.any():
+        # verl puts the reward at the last token of the response, and its GAE skips what is masked.
+        end -= int(kept[::-1].argmax())
+        kept = mask[first:end]
     return SessionRow(
         prompt_ids=ids[:first].tolist(),
         response_ids=ids[first:end].tolist(),

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transfer_queue
 from hydra import compose, initialize_config_module
 from transformers import AutoTokenizer
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.config import AlgoConfig
+from verl.trainer.ppo.core_algos import compute_gae_advantage_return
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -34,9 +36,11 @@ from steno_adapters.verl import check_versions, seam
 from steno_adapters.verl.checks import check_config, context_tokens
 from steno_adapters.verl.loop import RemoteAgentLoop, task_name
 from steno_adapters.verl.manager import StenoAgentLoopManager, settings_of
+from steno_adapters.verl.session_rows import training_rows
 from steno_rollouts.build import Prepared
 from tests.integration.verl.verl_job import loop_file, task_folders, verl_config
 from tests.support.sources import ROOT
+from tests.unit.adapters.test_verl_parts import sample
 
 pytestmark = pytest.mark.verl
 EXAMPLE = ROOT / "deploy/examples/qwen2.5-3b-mini-swe-agent"
@@ -80,6 +84,18 @@ def test_verl_makes_an_agent_loop_and_runs_it_as_ours_is_written() -> None:
 def test_transfer_queue_lists_tags_by_partition() -> None:
     assert "partition_id" in parameters(transfer_queue.async_kv_list)
     assert seam.AgentLoopManagerTQ is agent_loop_tq.AgentLoopManagerTQ
+
+
+def test_verls_gae_takes_the_reward_of_a_row_that_was_cut_inside_a_tool_result() -> None:
+    [row] = training_rows([sample("ppsspppss")], prompt_length=2, response_length=4).rows
+    output = AgentLoopOutput(
+        prompt_ids=row.prompt_ids, response_ids=row.response_ids, response_mask=row.mask, reward_score=3.0,
+        metrics=AgentLoopMetrics(),
+    ).as_dict()  # fmt: skip
+    rewards, mask = output["rm_scores"][None], output["response_mask"][None].float()
+    one = torch.tensor(1.0)
+    _, returns = compute_gae_advantage_return(rewards, torch.zeros_like(rewards), mask, gamma=one, lam=one)
+    assert returns[mask.bool()].tolist() == [3.0, 3.0]
 
 
 def test_verls_own_configuration_has_what_is_looked_at(tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ def test_what_is_too_long_is_cut_off_at_the_end_and_counted() -> None:
     assert nothing.rows == [] and nothing.untrained == {"too_long": 1}
 
 
+@pytest.mark.parametrize(
+    ("said", "response_length"),
+    [("ppsspppss", 4), ("ppsspp", 8)],
+    ids=["cut inside a tool result", "what follows is not trained"],
+)
+def test_a_row_ends_at_its_last_trained_token_where_verl_puts_the_reward(said: str, response_length: int) -> None:
+    """verl's GAE takes no reward from a masked token."""
+    [row] = training_rows([sample(said)], prompt_length=2, response_length=response_length).rows
+    assert (row.response_ids, row.mask, row.logprobs) == ([12, 13], [1, 1], [-2.0, -3.0])
+
+
 def test_the_last_row_of_a_session_has_the_most_trained_tokens() -> None:
     samples = [sample("psss", leaf="a"), sample("ps", leaf="b"), sample("pss", leaf="c")]
     found = training_rows(samples, prompt_length=8, response_length=8)
