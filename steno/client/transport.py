@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from steno.contracts.errors import BY_CODE, ProtocolError, StenoError, Unreachable
+from steno.contracts.rest import END
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -232,7 +233,7 @@ PATIENT = httpx.Timeout(30.0, read=120.0)
 
 
 class EventLines:
-    """A server-sent event stream -> (cursor, event). `ended`: the event that ends a session has come.
+    """A server-sent event stream -> (cursor, event). `ended`: the event that ends a session has come, now or before `after`.
 
     The cursor moves once an event is whole: a stream that is cut in the middle of one goes on with that event. Lines end at
     line feeds alone: an event's text may have U+2028 and the like in it, where `str.splitlines` would cut it.
@@ -243,7 +244,7 @@ class EventLines:
         self._id = after
         self._data = ""
         self._begun: list[bytes] = []  # of a line
-        self.ended = False
+        self.ended = after == END
 
     def headers(self) -> dict[str, str]:
         """Of the request for a stream, which begins here: what the one before left of an event is dropped."""

@@ -26,6 +26,8 @@ def _run_id(value: str) -> str:
     return value
 
 
+END = "end"
+"""The cursor of the event that ends a session: after it there is none."""
 NewRunId = Annotated[str, Field(max_length=128), AfterValidator(_run_id)]
 """Of a run that comes to be with what is registered. It may contain `/`."""
 RUN_KEY = "rk-steno-"

@@ -11,11 +11,9 @@ import msgspec
 
 from steno.contracts.errors import BadRequest
 from steno.contracts.records import OPEN, Session, Turn
+from steno.contracts.rest import END
 from steno_proxy.store.encoding.codec import decode_entry, decode_row
 from steno_proxy.store.encoding.head import Head, head_of
-
-END = "end"
-"""The cursor of the event that ends a session."""
 
 Event = tuple[str, dict[str, Any]]
 

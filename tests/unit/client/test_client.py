@@ -364,6 +364,16 @@ def test_events_go_on_from_the_last_cursor_after_a_lost_connection_until_the_ses
     assert cursors == [None, "1"]
 
 
+async def test_after_the_last_cursor_there_are_no_events_and_nothing_is_asked(pauses: list[float]) -> None:
+    asked: list[httpx.Request] = []
+    ended = httpx.MockTransport(lambda request: asked.append(request) or events())
+    with Steno("http://proxy", transport=ended) as client:
+        assert list(client.events("t", after="end")) == []
+    async with AsyncSteno("http://proxy", transport=ended) as waiting:
+        assert [event async for event in waiting.events("t", after="end")] == []
+    assert asked == pauses == []
+
+
 async def test_asynchronous_events_stop_at_a_refusal() -> None:
     async with AsyncSteno("http://proxy", transport=httpx.MockTransport(lambda r: refusal(404, "not_found"))) as client:
         with pytest.raises(NotFound):

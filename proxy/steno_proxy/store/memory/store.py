@@ -16,6 +16,7 @@ from steno.contracts.chat import Message
 from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.notes import Note, Notes, merged
 from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn, TurnAnnotation
+from steno.contracts.rest import END
 from steno.contracts.runs.leases import NotTrained
 from steno_proxy.store.claims import Claimed, check_claim
 from steno_proxy.store.encoding.annotations import encode_annotation
@@ -33,7 +34,7 @@ from steno_proxy.store.policies import MemoryPolicies
 from steno_proxy.store.runs.settlement import BOOKED, Tokens, accountable, ended, late_tokens, open_turns, tokens_of
 from steno_proxy.store.timed import look_at
 from steno_proxy.store.token_texts import MemoryTokenTexts
-from steno_proxy.store.views import END, Event, ListPosition, end_event, position, turn_events, turns_seen
+from steno_proxy.store.views import Event, ListPosition, end_event, position, turn_events, turns_seen
 
 
 class MemoryStore:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+from steno.contracts.rest import END
 from steno_proxy.store.encoding.head import head_from_hash
 from steno_proxy.store.interface import SessionTail
 from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive
@@ -11,7 +12,7 @@ from steno_proxy.store.redis.archive import RedisArchive
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.recordings import CHUNK_TURNS, NO_ROWS, pairs
 from steno_proxy.store.redis.schema import trial_keys
-from steno_proxy.store.views import END, Event, end_event, past_events, turn_events, turns_seen
+from steno_proxy.store.views import Event, end_event, past_events, turn_events, turns_seen
 
 WATCH_TTL_S = 60  # how long the stream outlives its last watcher
 
