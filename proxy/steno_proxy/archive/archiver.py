@@ -179,12 +179,15 @@ class Archiver:
         """Args: cutoff: what ended at or before this leaves, if nobody waits for it; at or before `retained`: in any case."""
         moved, seen, batch, size, day = 0, set[str](), list[_Ready](), 0, ""
         skip = 0
-        while some := await self._store.departures.leaving(cutoff, skip):
+        departures = self._store.departures
+        while await self._store.archive.hold() and (some := await departures.leaving(cutoff, skip)):
             skip += len(some)
-            for trial_id, ended_at in some:
-                if trial_id in seen:
+            new = [one for one in some if one[0] not in seen]
+            seen.update(trial_id for trial_id, _ in new)
+            held = await departures.held(new, retained)
+            for trial_id, ended_at in new:
+                if trial_id in held:
                     continue
-                seen.add(trial_id)
                 today = time.strftime("%Y-%m-%d", time.gmtime(ended_at))
                 if batch and (today != day or size >= BATCH_BYTES or len(batch) >= BATCH_SESSIONS):
                     moved += await self._write(day, batch)

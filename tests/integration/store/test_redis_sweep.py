@@ -86,6 +86,30 @@ async def test_a_session_that_cant_be_read_keeps_no_other_from_ending_by_its_tim
         assert await due(started, now + 5.0) == ["a", "b", "c"]
 
 
+async def test_a_sweep_looks_at_what_its_groups_hold_back_by_the_hundred(
+    store: RedisStore, server: RedisServer
+) -> None:
+    """It settled each of them anew: some fifteen commands a session, one after the other."""
+    now = time.time()
+    for name, run_id in (("g", "r"), ("h", None)):
+        group, sessions = make_group(name, 60, run_id=run_id)
+        await store.create_group(group, sessions)
+        for trial_id in group.trial_ids:
+            one = turn(0)
+            await store.commit(trial_id, one, row(one), now=now)
+            await store.complete(trial_id, status="completed", reward=1.0, end_reason="", metrics={}, now=now)
+            await store.settle(trial_id, now=now)
+    await store.register(session("alone", created_at=now))
+    await store.complete("alone", status="completed", reward=1.0, end_reason="", metrics={}, now=now + 1.0)
+    with server.client() as client:
+        client.config_resetstat()
+        assert await store.expire(now=now + 60.0, retention_s=1.0) == 1
+        stats = client.info("commandstats")
+        assert sum(stats[name]["calls"] for name in stats if name.startswith("cmdstat_eval")) < 10
+        assert sum(found["calls"] for found in stats.values()) < 300
+        assert client.zcard(ENDED) == 120
+
+
 async def test_nor_from_being_accounted_for_nor_from_leaving(
     store: RedisStore, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

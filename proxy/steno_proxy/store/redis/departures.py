@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from steno.contracts.errors import StenoError
 from steno.contracts.lenient import read_json
@@ -17,7 +18,8 @@ from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.recordings import MISSING, pairs, refuse
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, side_keys, trial_keys
-from steno_proxy.store.runs.settlement import accountable, awaited
+from steno_proxy.store.runs.decisions import holds
+from steno_proxy.store.runs.settlement import BOOKED, accountable, awaited
 
 log = logging.getLogger(__name__)
 
@@ -79,25 +81,57 @@ class RedisDepartures:
 
     async def leaving(self, cutoff: float, skip: int) -> list[tuple[str, float]]:
         """Some sessions that ended at or before `cutoff`, and when, oldest first, after the first `skip`."""
-        return await self._index.ended_since(cutoff, skip)
+        return await self._index.ended_before(cutoff, skip)
+
+    async def held(self, trials: Sequence[tuple[str, float]], retained: float) -> set[str]:
+        """Those of some trials, each with when it ended, that may not leave yet: mostly all that has ended. A look at all of
+        them tells; the others are looked at one by one (`prepare`, `drop_ended`), also those that can't be read.
+
+        Args: retained: what ended at or before this waits neither for a group that runs nor for its reward.
+        """
+        if not trials:
+            return set()
+        fields = await self._link.ask(*(("HGETALL", trial_keys(trial_id).session) for trial_id, _ in trials))
+        held: set[str] = set()
+        booked: dict[str, list[tuple[str, bool]]] = {}  # by group, and whether each is past its retention
+        for (trial_id, ended_at), found in zip(trials, fields, strict=True):
+            head, past = _head(found), ended_at <= retained
+            if head is not None and awaited(head) and not past:
+                held.add(trial_id)
+            elif head is not None and head.group is not None and head.sealed == BOOKED and head.status != "deleted":
+                booked.setdefault(head.group, []).append((trial_id, past))
+        by_run: dict[str | None, list[str]] = {}
+        for group, run_id in (await self._runs_of({name: some[0][0] for name, some in booked.items()})).items():
+            by_run.setdefault(run_id, []).append(group)
+        for run_id, groups in by_run.items():
+            for group, status in (await self._runs.states(run_id, groups)).items():
+                held.update(trial_id for trial_id, past in booked[group] if holds(status, serve=past))
+        return held
+
+    async def _runs_of(self, trials: dict[str, str]) -> dict[str, str | None]:
+        """The runs of some groups, by a trial of each."""
+        if not trials:
+            return {}
+        docs = await self._link.ask(*(("GET", trial_keys(trial_id).doc) for trial_id in trials.values()))
+        found: dict[str, str | None] = {}
+        for group, doc in zip(trials, docs, strict=True):
+            with contextlib.suppress(Exception):  # who looks at its trials one by one says why
+                if doc is not None:
+                    found[group] = run_of(doc)
+        return found
 
     async def prepare(self, trial_id: str, now: float, *, early: bool = False) -> str:
         """An ended session is to leave for the archive: it takes no turn from here on. Returns the digest of its state; "": it
         may not leave, or not yet.
 
-        Args: early: it is not past its retention: it stays while its group runs, or its reward may come.
+        Args: early: it is not past its retention, and stays while its group runs.
         """
-        keys = trial_keys(trial_id)
-        if early:
-            [fields] = await self._link.ask(("HGETALL", keys.session))
-            if fields and awaited(head_from_hash(fields)):
-                return ""
         found = await self._accounts.settle(trial_id, now)
         if found is not None and (group := found.head.group) is not None:
             gone = await self._runs.lets_go(found.run_id, group, now, serve=not early)
             if not gone:
                 return ""
-        await self._link.run(self._seal, keys[:2], [])
+        await self._link.run(self._seal, trial_keys(trial_id)[:2], [])
         state = await self._archive.state(trial_id)
         if not state:
             await self._index.settle(trial_id, at=self._clock())
@@ -119,11 +153,12 @@ class RedisDepartures:
     async def drop_ended(self, *, now: float, retention_s: float) -> int:
         """Drop sessions that ended so long ago. Returns how many. One that can't be read, say, is logged and stays."""
         dropped, kept, cutoff, seen = 0, 0, now - retention_s, set[str]()
-        while trials := [trial for trial in await self._index.ended_before(cutoff, kept) if trial not in seen]:
-            seen.update(trials)
-            gone = [await self._dropped(trial_id, cutoff, now) for trial_id in trials]
-            dropped += sum(gone)
-            kept += len(gone) - sum(gone)
+        while trials := [one for one in await self._index.ended_before(cutoff, kept) if one[0] not in seen]:
+            seen.update(trial_id for trial_id, _ in trials)
+            held = await self.held(trials, cutoff)
+            gone = sum([await self._dropped(trial_id, cutoff, now) for trial_id, _ in trials if trial_id not in held])
+            dropped += gone
+            kept += len(trials) - gone
         return dropped
 
     async def _dropped(self, trial_id: str, cutoff: float, now: float) -> bool:
@@ -150,3 +185,11 @@ class RedisDepartures:
         head.status = "missing"
         await self._index.publish(trial_id, head)
         return True
+
+
+def _head(fields: dict[bytes, bytes]) -> Head | None:
+    """None: there is no session, or it can't be read."""
+    try:
+        return head_from_hash(fields) if fields else None
+    except Exception:  # who looks at it by itself says why
+        return None

@@ -168,12 +168,8 @@ class RedisIndex:
         if never := [trial_id for trial_id, at in times.items() if at is None]:
             await self._link.call(client.zrem(TIMED, *never))
 
-    async def ended_before(self, cutoff: float, skip: int = 0) -> list[str]:
-        """Some trials that ended at or before `cutoff`, oldest first, after the first `skip`."""
-        return [trial_id for trial_id, _ in await self.ended_since(cutoff, skip)]
-
-    async def ended_since(self, cutoff: float, skip: int) -> list[tuple[str, float]]:
-        """The same, and when each ended."""
+    async def ended_before(self, cutoff: float, skip: int) -> list[tuple[str, float]]:
+        """Some trials that ended at or before `cutoff`, and when, oldest first, after the first `skip`."""
         bounds = {"byscore": True, "offset": skip, "num": _BATCH, "withscores": True}
         members = await self._link.call(self._link.client.zrange(ENDED, "-inf", repr(cutoff), **bounds))
         return [(member.decode(), at) for member, at in members]

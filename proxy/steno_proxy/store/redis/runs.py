@@ -16,6 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
@@ -106,6 +108,16 @@ class RedisRuns:
             run_id, asked, lambda run, at: decide.lets_go(run, group_id, at, serve=serve), now=now
         )
         return gone
+
+    async def states(self, run_id: str | None, names: Sequence[str]) -> dict[str, GroupStatus]:
+        """How these groups stand, of those that the run knows and that can be read."""
+        [found] = await self._link.ask(("HMGET", run_keys(run_id).groups, *names))
+        states: dict[str, GroupStatus] = {}
+        for name, raw in zip(names, found, strict=True):
+            with contextlib.suppress(ValueError, msgspec.MsgspecError):  # who changes the group is told
+                if raw is not None:
+                    states[name] = read(GroupStatus, raw)
+        return states
 
     async def forget(self, group: Group, now: float, *, archived: bool = False) -> None:
         """None of its trials is here any more. archived: they are in the archive, and lists name it."""

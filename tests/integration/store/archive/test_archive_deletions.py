@@ -84,7 +84,7 @@ async def test_a_deletion_that_an_archiver_did_not_live_to_see_is_one_all_the_sa
 
     state = await store.departures.prepare("a", END["now"] + 10.0)
 
-    async def prepared(*_: Any) -> str:
+    async def prepared(*_: Any, **options: Any) -> str:
         return state
 
     monkeypatch.setattr(dying.archive, "commit", dies)
