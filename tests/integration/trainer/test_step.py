@@ -175,22 +175,42 @@ def test_tokens_that_share_a_ratio_do_so_on_any_ranks(
     compare(found["weights"], plain.weights(), atol=2e-5)
 
 
-@pytest.mark.parametrize("offload", [False, True])
-def test_a_step_whose_loss_or_gradient_is_no_number_changes_nothing(offload: bool, tmp_path: Path) -> None:
+LOSS, NORM = "the loss is", "the gradient norm"
+BAD: dict[str, tuple[int, dict[str, Any], float, str]] = {
+    "the loss overflows": (2, {}, float("inf"), LOSS),
+    "the loss overflows, and three ranks do not divide the embedding": (3, {}, float("inf"), LOSS),
+    "the gradient overflows, in the host's memory": (2, {"offload_optimizer": True}, 1e38, NORM),
+    "the loss alone": (3, {"objective": "LARGE"}, 1e8, LOSS),
+    "the loss alone, in the host's memory": (2, {"objective": "LARGE", "offload_optimizer": True}, 1e8, LOSS),
+}
+"""Ranks, settings, by how much advantages are multiplied, why the step is not taken."""
+LARGE = """
+import torch
+def large(terms):
+    bad = terms.advantages_N.abs() > 1e6
+    return torch.where(bad, float("inf"), 0.0) - terms.ratios_N * terms.advantages_N
+"""
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_step_whose_loss_or_gradient_is_no_number_changes_nothing(case: str, tmp_path: Path) -> None:
     """Not the weights, not the optimizer's moments, not the count of steps: those that follow are as if it had not been."""
     model = random_model(tmp_path / "model")
-    # The loss overflows; or, where the norm is computed in float32, the gradient does.
-    scale, why = (1e38, "the gradient norm") if offload else (float("inf"), "the loss is")
+    count, more, scale, why = BAD[case]
+    if "objective" in more:
+        (tmp_path / "own.py").write_text(LARGE)
+        more = {**more, "objective": f"{tmp_path / 'own.py'}:large"}
     poison = {"seed": 8, "scale": scale}
     batches = [BATCHES[0], poison, BATCHES[2]]
-    given = settings(model, offload_optimizer=offload)
-    reports = (found := run_ranks(2, {"settings": given, "batches": batches}, tmp_path / "job"))["reports"]
+    given = settings(model, **more)
+    reports = (found := run_ranks(count, {"settings": given, "batches": batches}, tmp_path / "job"))["reports"]
     assert [(report["step"], report["updated"]) for report in reports] == [(1, True), (1, False), (2, True)]
     plain = Reference(model, learning_rate=RATE, epsilon=EPSILON)
     for report, drawn in ((reports[0], BATCHES[0]), (reports[2], BATCHES[2])):
         batch = random_batch(**drawn)
         expected = plain.step(batch, [range(len(batch.rows))])
-        assert {name: report["metrics"][name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        measured = {name: report["metrics"][name] for name in expected}
+        assert measured == pytest.approx(expected, rel=1e-4, abs=1e-6)
     compare(found["weights"], plain.weights())
     total = Ledger.from_bytes(reports[1]["ledger"]).total()
     assert total.untrained == {"poisoned": sum(row.trained_tokens for row in random_batch(**poison).rows)}

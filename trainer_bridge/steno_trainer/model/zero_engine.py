@@ -160,24 +160,18 @@ class PolicyEngine:
         Returns: their norm before clipping; None: no step was taken, since the norm is no finite number or `skip` was asked for.
             Weights and the optimizer's state are as before then.
         """
+        if skip:
+            # The next backward writes over the gradients; `deepspeed.step()` would take the step if they are finite. A value put
+            # into them to stop it can stay: DeepSpeed never writes the padding of a partition again.
+            self.deepspeed.optimizer.zero_grad()
+            return None
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = learning_rate
-        if skip:
-            self._spoil_gradient()
         self.deepspeed.step()
         if not self.deepspeed.was_step_applied():
             return None
         norm = self.deepspeed.get_global_grad_norm()
         return math.nan if norm is None else float(norm)
-
-    def _spoil_gradient(self) -> None:
-        """DeepSpeed skips a step whose gradient norm is no number, and clears the gradients. It has no other call for that."""
-        from deepspeed.utils import safe_get_local_grad, safe_set_local_grad
-
-        for parameter in self.lm.parameters():
-            if parameter.requires_grad and (gradient := safe_get_local_grad(parameter)) is not None:
-                safe_set_local_grad(parameter, torch.full_like(gradient, math.nan))
-                return
 
 
 def learning_rate(settings: TrainerSettings, step: int) -> float:
