@@ -80,6 +80,7 @@ class HarborExecutor(Executor):
         self._fleet = Fleet(plan.python.python, plan.kubernetes, run_id) if plan.kubernetes is not None else None
         self._addresses: dict[str, Addresses] = {}
         self._reached: set[str] = set()
+        self._begun = 0
         self._steps: dict[str, TaskSteps] = {}
 
     async def prepare(
@@ -96,12 +97,19 @@ class HarborExecutor(Executor):
         return work, environment(inherited, self._plan.python.python)
 
     async def run(self, job: TrialJob) -> Exit:
-        """Raises: Unreachable: the proxy is not to be reached from the first sandbox; the others' would not reach it either."""
+        """Raises: Unreachable: the proxy is not to be reached from the first sandbox, while there is no other: the others' would
+        not reach it either. Later it is this sandbox's trouble (DNS, a network policy that is late): another attempt may do."""
+        self._begun += 1
         origin = _origin(job.url)
         if origin in self._reached or self._plan.pointing.where == "launcher":
             return await self._run(job, ask=None)
         path = urlsplit(job.url).path.rstrip("/").rpartition("/")[0]
-        ended = await self._run(job, f"{origin}{path}/healthz")
+        try:
+            ended = await self._run(job, f"{origin}{path}/healthz")
+        except Unreachable as error:
+            if self._begun == 1:
+                raise
+            return Exit(None, error=error.message)
         if ended.code is not None or ended.timed_out:
             self._reached.add(origin)
         return ended

@@ -269,6 +269,69 @@ async def test_a_clean_up_that_fails_is_said_and_the_verdict_counts(
     assert "g.0: its containers may be left:" in caplog.text and "the database is locked" in caplog.text
 
 
+UNREACHABLE = """#!{python}
+import json, sys, time
+from pathlib import Path
+
+request = json.loads(Path(sys.argv[3]).read_text())
+folder = Path(request["answer"]).parent
+began = folder.parent / f"{{folder.name}}.began"
+lost = not began.exists() and {lost}
+began.touch()
+while not (folder.parent / "g.0.began").exists():
+    time.sleep(0.01)
+answer = {{"exception_info": {{"exception_type": "NotReached", "exception_message": ""}} if lost else None, "modes": [],
+          "agent_execution": None if lost else {ran}, "only_host": None, "unreachable": "no such host" if lost else None,
+          "image": None, "verifier_result": {{"rewards": {{"reward": 0.5}}}}, "step_results": None}}
+Path(request["answer"]).write_text(json.dumps(answer))
+"""
+"""A driver whose sandboxes do not reach the proxy for a moment, if `lost`."""
+
+
+async def reached(tmp_path: Path, trials: list[str], lost: str) -> list[TrialResult]:
+    """Trials that run at a time: what became of them."""
+
+    async def recorded(trial_id: str) -> Session:
+        return Session(trial_id=trial_id, created_at=0.0, updated_at=0.0)
+
+    async def complete(trial_id: str, end: Completion) -> Session:
+        return (await recorded(trial_id)).model_copy(update=end.model_dump(exclude={"metrics"}))
+
+    python = tmp_path / "python"
+    python.write_text(UNREACHABLE.format(python=sys.executable, ran=RAN, lost=lost))
+    python.chmod(0o700)
+    plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
+    settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=tmp_path / "trials")
+    client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
+    options = RunnerOptions((), "http://proxy", settings.work_dir, retries=1)
+    runner = TrialRunner(client, ExecutorPlayer(client, HarborExecutor(plan, settings), options), options)
+    task = Task("t", {}, folder=tmp_path / "task")
+    results: list[TrialResult] = []
+
+    async def ran(trial_id: str) -> None:
+        trial = Trial(session=await recorded(trial_id), urls=dict(ADDRESSES.urls))
+        await runner.run(Assignment(trial, task, "epoch-0"), results.append)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(ran(trial_id) for trial_id in trials))
+    return results
+
+
+async def test_a_later_sandbox_that_does_not_reach_the_proxy_is_tried_again_and_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steno_rollouts.trials.runner.SETTLE_S", 0.0)
+    results = await reached(tmp_path, ["g.0", "g.1"], lost='folder.name == "g.1"')
+    assert sorted((result.trial_id, result.end_reason, result.reward, result.attempts) for result in results) == [
+        ("g.0", "completed", 0.5, 1), ("g.1", "completed", 0.5, 2),
+    ]  # fmt: skip
+
+
+async def test_where_the_first_sandbox_does_not_reach_the_proxy_no_other_would(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match=r"can't be reached from the sandbox of g\.0: .* failed: no such host"):
+        await reached(tmp_path, ["g.0"], lost="True")
+
+
 @pytest.mark.parametrize(
     ("error", "more", "ended", "worth"),
     [
