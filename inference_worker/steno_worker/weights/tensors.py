@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,20 @@ from steno_worker.weights.staged_files import open_regular
 
 PART_ELEMENTS = 1 << 24
 """Of a tensor, looked at in one go."""
+_BESIDE = frozenset({"visual", "vision_tower", "vision_model", "audio_tower", "multi_modal_projector"})
+"""Modules of checkpoints that are no part of the text model."""
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor goes. shared: the same for names that are one tensor (a head tied to its embedding)."""
+    """Where a tensor goes. shared: the same for names that are one tensor (a head tied to its embedding). optional: weights may
+    leave it as it is."""
 
     shape: tuple[int, ...]
     floating: bool
     shared: object
+    optional: bool = False
 
 
 def places_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorPlace]:
@@ -50,8 +56,33 @@ def places_in(folder: Path) -> dict[str, TensorPlace]:
     return places
 
 
+def text_places(places: Mapping[str, TensorPlace], layers: int | None) -> dict[str, TensorPlace]:
+    """The same, with those optional that a trainer of the text model does not have: heads that predict further tokens (`mtp`, or
+    layers beyond the last one), what sees and hears, tables of rotary embeddings.
+
+    Args: layers: how many the text model has; None: unknown.
+    """
+    names = {name: name.split(".") for name in places}
+    has_inner = any("language_model" in parts for parts in names.values())
+
+    def is_beside(name: str, parts: list[str]) -> bool:
+        found = _LAYER.search(name)
+        return (
+            parts[-1] == "inv_freq"
+            or not _BESIDE.isdisjoint(parts)
+            or any(part == "mtp" or part.startswith("mtp_") for part in parts)
+            or (has_inner and "language_model" not in parts and "lm_head" not in parts)
+            or (layers is not None and found is not None and int(found[1]) >= layers)
+        )
+
+    return {
+        name: replace(place, optional=place.optional or is_beside(name, names[name])) for name, place in places.items()
+    }
+
+
 def check_fits(entries: list[TensorEntry], places: Mapping[str, TensorPlace]) -> None:
-    """Every place gets one tensor of its shape, and there are no others. Floating-point types are converted, others are not.
+    """Every place that is not optional gets one tensor of its shape, and there are no others. Floating-point types are
+    converted, others are not.
 
     Of names that are one tensor, one is enough; if several are given they are equal.
     Raises: WeightsRefused naming the tensor.
@@ -70,7 +101,7 @@ def check_fits(entries: list[TensorEntry], places: Mapping[str, TensorPlace]) ->
         if other.digest != entry.digest:
             raise _refusal(entry.name, f"is the same tensor as {other.name!r} in this model, and they are not equal")
     for name, place in places.items():
-        if place.shared not in given:
+        if place.shared not in given and not place.optional:
             raise _refusal(name, "is missing")
 
 

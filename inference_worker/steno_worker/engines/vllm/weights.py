@@ -28,7 +28,7 @@ from steno.contracts.errors import EngineFailed, WeightsRefused
 from steno.contracts.policy import Manifest, NcclRendezvous
 from steno_worker.engines.vllm.weight_receiver import NAME
 from steno_worker.interfaces import StagedUpdate
-from steno_worker.weights.tensors import TensorPlace, check_fits, check_tensors, places_in
+from steno_worker.weights.tensors import TensorPlace, check_fits, check_tensors, places_in, text_places
 from steno_worker.weights.threads import in_time
 
 logger = logging.getLogger(__name__)
@@ -147,12 +147,14 @@ async def score(llm: AsyncLLM, token_ids: list[int], lora_request: LoRARequest |
 
 def checkpoint_places(config: VllmConfig) -> dict[str, TensorPlace] | None:
     """The tensors of the checkpoint that the engine was started from, by the headers of its files: what every later one must
-    have too. None: it has no safetensors files here (dummy weights), and vLLM's own loader is all that checks."""
+    have too, but for what is no part of the text model, which vLLM keeps. None: it has no safetensors files here (dummy
+    weights), and vLLM's own loader is all that checks."""
     folder = checkpoint_folder(config)
     if folder is None:
         return None
-    places = places_in(folder)
-    if getattr(config.model_config.hf_text_config, "tie_word_embeddings", False):
+    text = config.model_config.hf_text_config
+    places = text_places(places_in(folder), getattr(text, "num_hidden_layers", None))
+    if getattr(text, "tie_word_embeddings", False):
         _tie(places)
     return places or None
 
@@ -172,7 +174,8 @@ def checkpoint_folder(config: VllmConfig) -> Path | None:
 
 def _tie(places: dict[str, TensorPlace]) -> None:
     """A tied head is its embedding: checkpoints have either, or both."""
-    embedding = next((name for name in places if name.endswith("embed_tokens.weight")), None)
+    named = (name for name, place in places.items() if name.endswith("embed_tokens.weight") and not place.optional)
+    embedding = next(named, None)
     if embedding is not None:
         place = places[embedding]
         places["lm_head.weight"] = TensorPlace(place.shape, place.floating, place.shared)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steno.contracts.errors import WeightsRefused
-from steno_worker.weights.tensors import check_fits, places_in, places_of, read_tensors
+from steno_worker.weights.tensors import check_fits, places_in, places_of, read_tensors, text_places
 from tests.support.weights.shards import tensor, write
 from tests.support.weights.trained import export
 
@@ -80,3 +80,37 @@ def test_without_an_index_all_files_are_the_checkpoint(tmp_path: Path) -> None:
     assert places_in(tmp_path) == {}
     pushed = write(tmp_path, {f"part-{i}.safetensors": {f"layer.{i}": tensor([2, 2], i)} for i in range(2)})
     check_fits(pushed.tensors, places_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "beside"),
+    [
+        ("model", "mtp.fc.weight"),  # Qwen3-Next
+        ("model", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("model", "model.mtp_block.0.mlp.up_proj.weight"),  # ERNIE 4.5
+        ("model", "model.layers.2.eh_proj.weight"),  # DeepSeek V3, GLM-4.5: the layer after the last one
+        ("model", "model.layers.1.self_attn.rotary_emb.inv_freq"),
+        ("model", "visual.blocks.0.attn.qkv.weight"),  # Qwen2.5-VL
+        ("model.language_model", "model.visual.merger.norm.weight"),  # Qwen3.5
+        ("language_model.model", "vision_tower.vision_model.head.weight"),  # Gemma 3
+        ("language_model.model", "mm_soft_emb_norm.weight"),
+    ],
+)
+def test_a_push_may_leave_out_what_is_no_part_of_the_text_model(tmp_path: Path, text: str, beside: str) -> None:
+    """transformers leaves it out when it loads the checkpoint for training, so a trainer can't send it."""
+    pushed = {f"{text}.layers.{i}.mlp.up_proj.weight": tensor([4, 3], i) for i in range(2)}
+    pushed["lm_head.weight"] = tensor([6, 4])
+    manifest = write(tmp_path, {"model.safetensors": {**pushed, beside: tensor([3])}})
+    places = text_places(places_in(tmp_path), 2)
+    check_fits(manifest.tensors, places)
+    check_fits([one for one in manifest.tensors if one.name != beside], places)
+    for name in pushed:
+        with pytest.raises(WeightsRefused, match=f"'{name}' is missing"):
+            check_fits([one for one in manifest.tensors if one.name not in (name, beside)], places)
+
+
+def test_what_is_no_part_of_the_text_model_has_its_shape_where_it_is_sent(tmp_path: Path) -> None:
+    write(tmp_path, {"model.safetensors": {"mtp.fc.weight": tensor([4, 3])}})
+    sent = write(tmp_path / "sent", {"model.safetensors": {"mtp.fc.weight": tensor([3, 4])}})
+    with pytest.raises(WeightsRefused, match=r"'mtp\.fc\.weight' has shape"):
+        check_fits(sent.tensors, text_places(places_in(tmp_path), None))
