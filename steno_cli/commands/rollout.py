@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from steno_cli.terminal.output import EXIT_FAILURE, console
+from steno_cli.terminal.signals import taken
 
 if TYPE_CHECKING:
     from steno_rollouts.build import Prepared
@@ -125,14 +126,10 @@ def _cancelled_by_signals(run_id: str) -> Iterator[None]:
             if signals > 2 or not is_post(each):
                 each.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    except asyncio.CancelledError:
-        text = f"cancelled; to go on, start the same command with --run {run_id}"
-        console(stderr=True).print(text, markup=False, soft_wrap=True)
-        raise KeyboardInterrupt from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+    with taken(stop, signal.SIGINT, signal.SIGTERM):
+        try:
+            yield
+        except asyncio.CancelledError:
+            text = f"cancelled; to go on, start the same command with --run {run_id}"
+            console(stderr=True).print(text, markup=False, soft_wrap=True)
+            raise KeyboardInterrupt from None

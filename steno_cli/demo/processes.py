@@ -18,6 +18,7 @@ from rich.console import Console
 
 from steno.contracts.errors import StenoError
 from steno.contracts.rest import Trial
+from steno_cli.terminal.signals import taken
 
 PORT = 8000
 """Where a demo listens, if nothing else does: the lines that it prints hold for the next one, too."""
@@ -48,7 +49,8 @@ class DemoProcess:
             raise DemoFailed("\n".join([f"the {self.name} ended with code {self.process.returncode}:", *lines]))
 
     async def end(self) -> None:
-        """SIGTERM, then SIGKILL. Safe to call when it has ended."""
+        """SIGTERM, then SIGKILL; SIGKILL at once, to all that it started too, if this is cancelled: nothing is left behind. Safe
+        to call when it has ended."""
         if self.process.returncode is None:
             self.process.terminate()
             try:
@@ -56,6 +58,10 @@ class DemoProcess:
             except TimeoutError:
                 self.process.kill()
                 await self.process.wait()
+            except asyncio.CancelledError:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)  # the leader of a session of its own
+                raise
 
 
 async def start(
@@ -132,13 +138,10 @@ async def deadline(what: str) -> AsyncIterator[None]:
 @contextlib.contextmanager
 def cancelled_by_sigterm() -> Iterator[None]:
     """SIGTERM cancels the demo, as Ctrl-C does by itself, so that its processes are ended."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    task = asyncio.current_task()
     assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
+    with taken(task.cancel, signal.SIGTERM):
         yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,16 @@
-"""The processes of a demo: waiting for them."""
+"""The processes of a demo: waiting for them, and their end."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
 
 from steno.contracts.rest import Trial
-from steno_cli.demo.processes import until_served
+from steno_cli.demo.processes import DemoProcess, until_served
 
 MODELS = b'{"data": [{"id": "tiny"}]}'
 
@@ -29,3 +34,20 @@ async def test_a_proxy_that_drops_a_request_while_its_worker_starts_is_asked_aga
         async with asyncio.timeout(60):
             await until_served(trial)
     assert asked == 2
+
+
+async def test_a_process_whose_end_is_not_waited_for_is_killed(tmp_path: Path) -> None:
+    """A second SIGTERM: it is in a session of its own, so nobody else would end it."""
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); time.sleep(600)"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-u", "-c", stubborn, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    ending = asyncio.create_task(DemoProcess("worker", process, tmp_path / "log").end())
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    async with asyncio.timeout(60):
+        assert await process.wait() == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""What the first, the second and the third Ctrl-C of `steno rollout` end."""
+"""What the first, the second and the third Ctrl-C of `steno rollout` end, and who takes signals afterwards."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from steno_cli.commands import rollout
+from steno_cli.demo.processes import cancelled_by_sigterm
 from steno_rollouts.posts import to_its_end
 
 
@@ -58,3 +59,25 @@ def test_a_second_ctrl_c_leaves_time_for_what_the_proxy_is_told_and_a_third_one_
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(rolled_out())
     assert sorted(done) == ended
+
+
+def test_after_the_rollouts_of_an_evaluation_sigterm_cancels_what_ends_its_proxy_and_worker() -> None:
+    outside: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: outside.append(number))
+
+    async def evaluation() -> None:
+        with cancelled_by_sigterm():
+            with rollout._cancelled_by_signals("r"):
+                pass
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would end this process"
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(60)
+
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(evaluation())
+        assert outside == []
+        signal.raise_signal(signal.SIGTERM)
+        assert outside == [signal.SIGTERM], "whoever took it before takes it again"
+    finally:
+        signal.signal(signal.SIGTERM, before)

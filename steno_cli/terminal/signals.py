@@ -1,0 +1,35 @@
+"""Signals that a command takes while it runs, one part of it inside another. What was there before is put back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
+
+_TAKEN: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, list[Callable[[], object]]]] = WeakKeyDictionary()
+"""By loop and signal: who takes it, the innermost last. A loop does not say whom it would call."""
+
+
+@contextlib.contextmanager
+def taken(call: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
+    """The running loop calls `call` on these signals; afterwards, whoever took them before."""
+    loop = asyncio.get_running_loop()
+    by_signal = _TAKEN.setdefault(loop, {})
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        by_signal.setdefault(number, []).append(call)
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            callers = by_signal[number]
+            callers.pop()
+            if callers:
+                loop.add_signal_handler(number, callers[-1])
+            else:
+                loop.remove_signal_handler(number)
+                if (handler := before[number]) is not None:  # None: it is not Python's
+                    signal.signal(number, handler)
