@@ -58,7 +58,6 @@ class PolicyKeeper:
         self._kick = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._served: dict[str, str] = {}  # policy -> update that the store has as served
-        self._ended: dict[str, str] = {}  # update -> state that the store has
 
     # -- for the REST API
 
@@ -253,9 +252,9 @@ class PolicyKeeper:
                 await self._store.serve(force.update_id)
                 self._served[updates.policy] = force.update_id
             for run in list(updates.runs.values()):
-                if run.state in ("done", "failed") and self._ended.get(run.update_id) != run.state:
+                if run.state in ("done", "failed") and run.stored != run.state:
                     await self._store.end(run.update_id, run.state, now=run.ended_at or self._clock())
-                    self._ended[run.update_id] = run.state
+                    run.stored = run.state
         self._unsure -= unsure
         for worker in [self._workers[worker_id] for worker_id in unsure if worker_id in self._workers]:
             self._mark(worker)
@@ -277,7 +276,7 @@ class PolicyKeeper:
             log.info("policy %s: update %s to version %s", row.policy, row.update_id, row.version)
             self._carry_out(updates, updates.adopt(self._run_of(row), now))
         elif row.since > run.since and run.state == "failed":
-            self._ended.pop(row.update_id, None)
+            run.stored = ""
             self._carry_out(updates, updates.revive(run, row.since, now))
         elif row.since > run.since:  # it had failed at another replica
             run.since = row.since

@@ -66,6 +66,7 @@ class UpdateRun:
         self.state = state
         self.ended_at = ended_at
         self.noted = state != "running"  # that it has ended, by whoever carries out what is decided here
+        self.stored = ""  # the state in which the store was told that it has ended
         self.applied = state != "running"
         self.served = state == "done"  # by some worker, at some time
         self.members: dict[str, UpdateMember] = {}

@@ -9,6 +9,7 @@ import pytest
 
 from steno.contracts.wire.frames import Apply, Frame, ModelCard, Prepare, Progress
 from steno_proxy.policies.keeper import PolicyKeeper
+from steno_proxy.policies.policy_updates import KEPT_RUNS
 from steno_proxy.policies.update import UpdateRun
 from steno_proxy.store.policies import MemoryPolicies
 from tests.support.contracts.policy import spec
@@ -131,6 +132,23 @@ async def test_after_redis_has_lost_all_the_next_push_reaches_the_workers_of_eve
     finally:
         for keeper in keepers:
             keeper.close()
+
+
+async def test_what_is_kept_of_updates_does_not_grow_with_their_number() -> None:
+    keeper, worker = PolicyKeeper(MemoryPolicies(), settle_s=0.0), Worker("base/0")
+    try:
+        keeper.admitted(cast(Any, worker))
+        for step in range(1, 51):
+            update = await keeper.post(spec(step))
+            for said in ("ready", "served"):
+                keeper.progressed(cast(Any, worker), Progress(update.update_id, said))
+            await keeper.sync()
+            assert (await keeper._store.update(update.update_id)).state == "done"
+        kept = {name: len(each) for name, each in vars(keeper).items() if isinstance(each, dict | set)}
+        assert max(kept.values()) <= KEPT_RUNS, kept
+        assert len(keeper._updates["default"].runs) == KEPT_RUNS
+    finally:
+        keeper.close()
 
 
 async def test_who_had_not_failed_takes_over_the_new_deadline_of_an_update_that_was_posted_again() -> None:
