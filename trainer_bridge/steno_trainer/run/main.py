@@ -323,12 +323,23 @@ async def _lead(
 
 def _prepared_evaluation(settings: RunSettings, file: Path) -> Prepared:
     given = {"proxy": settings.proxy, "run": settings.run}
-    found = RolloutSettings.load(given, file)
+    found = _with_key(RolloutSettings.load(given, file), settings)
     if found.verifiers is not None:  # its tasks' own code would run in the trainer
         raise ConfigError(
             f"eval_config: {file}: verifiers: use `steno evaluate --verifiers` instead", field="eval_config"
         )
     return greedy(Prepared.of(found, settings.run))
+
+
+def _with_key(found: RolloutSettings, settings: RunSettings) -> RolloutSettings:
+    """The evaluation's settings, with the trainer's key unless they have one: both ask the same proxy. The file that the key is
+    from is hidden from trials, as their own would be."""
+    if found.origin("key") != "default" or settings.key is None:
+        return found
+    place = settings.secret_files.get("key", settings.file)
+    if place is None:
+        return found.model_copy(update={"key": settings.key})
+    return found.with_secrets({"key": (settings.key.get_secret_value(), place)})
 
 
 async def _evaluator(settings: RunSettings, stack: contextlib.AsyncExitStack) -> Evaluator | None:
