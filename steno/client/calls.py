@@ -1,7 +1,7 @@
 """The calls of the control plane's REST API, one table for both clients (`client.py`).
 
-Each row is written once, as a method of `RestCalls` that builds a `ClientRequest` (`transport.py`). Every call is idempotent: ids
-that the proxy would make are made here.
+Each row is written once, as a method of `RestCalls` that builds a `ClientRequest` (`transport.py`). Every call may be repeated:
+ids that the proxy would make are made here, and that a name is gone counts as retired once an answer was lost.
 """
 
 from __future__ import annotations
@@ -192,8 +192,9 @@ class RestCalls:
 
     @call
     def retire_model(self, name: str) -> ClientRequest[None]:
-        """Requests for this name go to the default policy from now on. Raises: Conflict: a worker serves it. NotFound."""
-        return ClientRequest("DELETE", f"/policy/models/{quote(name, safe='')}", lambda body: None)
+        """Requests for this name go to the default policy from now on. Raises: Conflict: a worker serves it. NotFound: no worker
+        has served it, or it was retired before this call."""
+        return ClientRequest("DELETE", f"/policy/models/{quote(name, safe='')}", lambda body: None, removes="name")
 
     @call
     def post_update(self, spec: UpdateSpec) -> ClientRequest[Update]:

@@ -36,6 +36,7 @@ from steno.client.transport import (
     as_error,
     build,
     check,
+    is_done,
     pause,
     repeatable,
     result,
@@ -143,6 +144,8 @@ class Client(RestCalls, Blocking):
             try:
                 return result(request, self._http.send(build(self._http, request)))
             except (httpx.TransportError, StenoError) as error:
+                if is_done(request, error, attempt):
+                    return request.read(None)
                 retries = self._retries if repeatable(request) else 0
                 time.sleep(pause(as_error(error, self._http.base_url), attempt, retries))
         raise AssertionError("pause raises after the last attempt")
@@ -251,6 +254,8 @@ class AsyncClient(RestCalls, Asynchronous):
                     response = await http.send(build(http, request))
                 return result(request, response)
             except (httpx.TransportError, StenoError) as error:
+                if is_done(request, error, attempt):
+                    return request.read(None)
                 retries = self._retries if repeatable(request) else 0
                 await _sleep(pause(as_error(error, http.base_url), attempt, retries))
         raise AssertionError("pause raises after the last attempt")

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from steno.contracts.errors import BY_CODE, ProtocolError, StenoError, Unreachable
+from steno.contracts.errors import BY_CODE, NotFound, ProtocolError, StenoError, Unreachable
 from steno.contracts.rest import END
 
 P = ParamSpec("P")
@@ -45,10 +45,12 @@ class ClientRequest(Generic[T]):
         body: BaseModel | None = None,
         content: Body | None = None,
         patience_s: float = 0.0,
+        removes: str | None = None,
     ) -> None:
-        """content: a raw body instead; in pieces it is sent once. patience_s: how long the proxy may take longer than usual."""
+        """content: a raw body instead; in pieces it is sent once. patience_s: how long the proxy may take longer than usual.
+        removes: the field that a NotFound names once what it says was removed, as by an attempt whose answer was lost."""
         self.method, self.path, self.read = method, path, read
-        self.content, self.patience_s = content, patience_s
+        self.content, self.patience_s, self.removes = content, patience_s, removes
         self.query = {key: value for key, value in (query or {}).items() if value is not None}
         self.body = body
 
@@ -174,6 +176,13 @@ async def _in_turn(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 def repeatable(request: ClientRequest[Any]) -> bool:
     return request.content is None or isinstance(request.content, bytes)
+
+
+def is_done(request: ClientRequest[Any], error: Exception, attempt: int) -> bool:
+    """Whether this failure of a repeated attempt says that an earlier one did what was asked."""
+    return (
+        attempt > 1 and request.removes is not None and isinstance(error, NotFound) and error.field == request.removes
+    )
 
 
 def result(request: ClientRequest[T], response: httpx.Response) -> T:

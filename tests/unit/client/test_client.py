@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.resources
 import inspect
 import json
@@ -344,6 +345,35 @@ def test_what_was_changed_in_a_default_of_a_body_is_sent() -> None:
     group = GroupSpec(size=8, group_id="g")
     group.task["id"] = 1
     assert body(lambda client: client.create_group(group)) == {"size": 8, "group_id": "g", "task": {"id": 1}}
+
+
+@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([httpx.ReadError("cut off"), "name"], None),
+        ([httpx.ReadError("cut off"), "of a load balancer"], NotFound),
+        (["name"], NotFound),
+    ],
+)
+def test_a_name_that_is_gone_when_its_retirement_is_repeated_was_retired(
+    kind: Callable[..., Any], answers: list[Any], error: type[StenoError] | None
+) -> None:
+    left = list(answers)
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if isinstance(answer := left.pop(0), Exception):
+            raise answer
+        body = {"error": {"code": "not_found", "message": "no", "field": "name"}}
+        return httpx.Response(404, json=body if answer == "name" else None)
+
+    async def retired() -> None:
+        told = kind("http://proxy", transport=httpx.MockTransport(handler)).retire_model("m")
+        assert (await told if inspect.isawaitable(told) else told) is None
+
+    with contextlib.nullcontext() if error is None else pytest.raises(error):
+        asyncio.run(retired())
+    assert left == []
 
 
 def events(*pairs: tuple[str, dict[str, Any]]) -> httpx.Response:
