@@ -33,6 +33,16 @@ def with_recorded_ids(recorded: Group, sessions: Sequence[Session]) -> list[Sess
     ]
 
 
+def check_member(group_id: str, trial_id: str, found: str | None) -> None:
+    """Check that a session which is there already is the group's own. Args: found: its group. Raises: Conflict: it is not."""
+    if found != group_id:
+        whose = "in no group" if found is None else f"of group {found}"
+        raise Conflict(
+            f"group_id: group {group_id} can't have trial {trial_id}: a session {whose} has this id; use another group_id",
+            field="group_id",
+        )
+
+
 async def there(registering: Awaitable[Any]) -> Gone | None:
     """None: the session is on record; else that it was deleted: the others of a group that is created again are there."""
     try:

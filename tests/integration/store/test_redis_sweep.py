@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import Limits, Timings
 from steno_proxy.store.redis.schema import ENDED, PAST_RUNS, PENDING, RUNS, TIMED, trial_keys
 from steno_proxy.store.redis.store import RedisStore
@@ -167,3 +168,30 @@ async def test_a_run_without_groups_leaves_what_sweeps_and_scrapes_walk(store: R
         assert ":run:old" in walked()[0]
         assert (await store.runs.in_hand()).running == 2
         assert (await store.runs.view("old")).groups.running == 1
+
+
+async def test_a_settling_that_failed_is_remembered_by_the_store_alone(
+    store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process kept each for as long as it ran, though a sweep had made it good."""
+    await store.create_group(*make_group("g", 3))
+    now, settle = time.time() - 60.0, store._accounts.settle
+
+    async def fails(trial_id: str, now: float) -> Any:
+        if trial_id == "g-1":
+            raise StoreUnavailable("the session store does not answer")
+        return await settle(trial_id, now)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._index, "_clock", lambda: now)
+        patch.setattr(store._accounts, "settle", fails)
+        for trial_id in ("g-0", "g-1", "g-2"):
+            await store.complete(trial_id, status="completed", reward=1.0, end_reason="", metrics={}, now=now)
+            with contextlib.suppress(StoreUnavailable):
+                await store.settle(trial_id, now=now)
+    assert store._unsettled == {}
+    assert await store.sweep() == 1
+    with server.client() as client:
+        assert client.zcard(PENDING) == 0
+    [group] = await store.runs.groups("r")
+    assert group.ended == 3

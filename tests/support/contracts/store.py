@@ -13,7 +13,7 @@ from steno.contracts.notes import MOST_NOTES, Note, Notes, merged
 from steno.contracts.records import Limits, SamplingPolicy, Timings
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.token_texts import MOST_BYTES, MOST_TOKENIZERS
-from tests.support.contracts.list import ListContract, listed
+from tests.support.contracts.list import ListContract, listed, make_group
 from tests.support.contracts.recording import END, RecordingContract, record
 from tests.support.records.recordings import row, session, turn
 
@@ -72,6 +72,23 @@ class StoreContract(ListContract, RecordingContract):
     async def test_registering_again_returns_what_is_recorded(self, store: SessionStore) -> None:
         await store.register(session("again", metadata={"a": 1}))
         assert (await store.register(session("again", metadata={"a": 2}))).metadata == {"a": 1}
+
+    async def test_a_group_takes_no_session_that_is_not_its_own(self, store: SessionStore) -> None:
+        """It was counted as running for ever: nobody told it of that session's end."""
+        await store.register(session("g-0"))
+        await store.register(session("h-1", group_id="g"))
+        for name, taken in (("g", "trial g-0: a session in no group"), ("h", "trial h-1: a session of group g")):
+            with pytest.raises(Conflict, match=taken) as refused:
+                await store.create_group(*make_group(name, 2))
+            assert refused.value.field == "group_id"
+            with pytest.raises(NotFound):
+                await store.group(name)
+        await store.register(session("i-0"))
+        await store.delete("i-0", now=1.0, tombstone_s=60.0)
+        with pytest.raises(Gone):
+            await store.create_group(*make_group("i", 2))
+        assert (await store.runs.view("r")).groups.running == 0
+        assert sorted(await listed(store)) == ["g-0", "h-1"]
 
     async def test_an_unknown_session_is_not_found(self, store: SessionStore) -> None:
         one = turn(0)

@@ -25,7 +25,7 @@ from steno_proxy.store.encoding.head import borrows, doc_of, head_of, run_of, se
 from steno_proxy.store.encoding.images import together
 from steno_proxy.store.encoding.texts import unpack
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, agent_of
-from steno_proxy.store.groups import same_group, there, with_recorded_ids
+from steno_proxy.store.groups import check_member, same_group, there, with_recorded_ids
 from steno_proxy.store.interface import RecordedOtherwise, RetryKey, SessionListPage, SessionTail, TokenPath, ends_alike
 from steno_proxy.store.memory.lists import MemoryLists
 from steno_proxy.store.memory.recording import MemoryRecording, stays
@@ -101,6 +101,7 @@ class MemoryStore:
 
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
         known = group.group_id in self._groups
+        self._check_free(group, sessions)
         recorded = self._groups.setdefault(group.group_id, group.model_copy(deep=True))
         same_group(recorded, group)
         self.runs.open_group(recorded)
@@ -109,6 +110,17 @@ class MemoryStore:
         if gone and (not known or len(gone) == len(made)):
             raise gone[0]
         return recorded.model_copy(deep=True)
+
+    def _check_free(self, group: Group, sessions: Sequence[Session]) -> None:
+        """Before a group is counted. Raises: Conflict: a session that is not the group's has one of its trial ids; Gone: a new
+        group's trial was deleted not long ago."""
+        recorded = self._groups.get(group.group_id)
+        for session in with_recorded_ids(recorded or group, sessions):
+            found = self._recordings.get(session.trial_id)
+            if found is not None:
+                check_member(group.group_id, session.trial_id, found.head.group)
+            elif recorded is None and self._buried(session.trial_id):
+                raise Gone(f"session {session.trial_id} is closed")
 
     async def group(self, group_id: str) -> Group:
         if group_id not in self._groups:

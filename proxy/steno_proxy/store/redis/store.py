@@ -23,7 +23,7 @@ from steno_proxy.store.claims import Claimed, TrialClaim, lost
 from steno_proxy.store.encoding.head import doc_of, head_from_hash, head_of, head_to_hash, session_of
 from steno_proxy.store.encoding.texts import to_json
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, facets_of
-from steno_proxy.store.groups import same_group, there, with_recorded_ids
+from steno_proxy.store.groups import check_member, same_group, there, with_recorded_ids
 from steno_proxy.store.interface import SessionListPage, SessionTail
 from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive, NoArchive
 from steno_proxy.store.redis.accounts import RedisAccounts
@@ -124,6 +124,7 @@ class RedisStore(RedisRecordings):
     # -- groups and sessions
 
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
+        await self._check_free(group, sessions)
         written = group.model_dump_json().encode()
         before = await self._run("once", [group_key(group.group_id)], [written])
         if before is not None:
@@ -140,11 +141,34 @@ class RedisStore(RedisRecordings):
         gone: list[Gone] = []
         for at in range(0, len(sessions), CREATED_AT_ONCE):  # not all in one turn of the event loop
             some = sessions[at : at + CREATED_AT_ONCE]
-            made = [self._create(session, members[session.trial_id]) for session in some]
+            made = [self._create_member(group, session, members[session.trial_id]) for session in some]
             gone += [error for error in await asyncio.gather(*(there(one) for one in made)) if error is not None]
         if gone and (before is None or (len(gone) == len(sessions) and not archived)):
             raise gone[0]
         return group
+
+    async def _check_free(self, group: Group, sessions: Sequence[Session]) -> None:
+        """Before a new group is counted. Raises: Conflict: a session that is not the group's has one of its trial ids; Gone: one
+        of its trials was deleted not long ago."""
+        for at in range(0, len(sessions), CREATED_AT_ONCE):
+            names = [session.trial_id for session in sessions[at : at + CREATED_AT_ONCE]]
+            asked = [("HMGET", trial_keys(trial_id).session, "status", "group") for trial_id in names]
+            recorded, *found = await self._link.ask(("GET", group_key(group.group_id)), *asked)
+            if recorded is not None:
+                return
+            for trial_id, (status, of) in zip(names, found, strict=True):
+                if status == b"deleted":
+                    refuse(trial_id, CLOSED)
+                if status is not None:
+                    check_member(group.group_id, trial_id, of and of.decode())
+            left = await self.archive.places(names)
+            for head in await self._shelf.heads(list(left.items())) if left else ():
+                if isinstance(head, Session):  # what can't be read now is listed as unreadable
+                    check_member(group.group_id, head.trial_id, head.group_id)
+
+    async def _create_member(self, group: Group, session: Session, member: str) -> None:
+        found = await self._create(session, member)
+        check_member(group.group_id, found.trial_id, found.group_id)
 
     async def group(self, group_id: str) -> Group:
         raw = await self._link.call(self._link.client.get(group_key(group_id)))
@@ -354,8 +378,11 @@ class RedisStore(RedisRecordings):
         return session
 
     async def settle(self, trial_id: str, *, now: float) -> None:
+        members = self._unsettled.pop(
+            trial_id, []
+        )  # where it fails, the sweep settles what they announce, and withdraws them
         await self._accounts.settle(trial_id, now)
-        for member in self._unsettled.pop(trial_id, []):
+        for member in members:
             await self._index.withdraw(member)
 
     async def _came_late(self, trial_id: str, turn: Turn, now: float, recorded: Tokens | None = None) -> None:

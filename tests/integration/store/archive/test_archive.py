@@ -296,3 +296,11 @@ async def test_without_an_archive_its_sessions_say_so(store: RedisStore, server:
         await without.session("a")
     assert list((await without.list_sessions(**ALL)).unreadable) == ["a"]
     await without.close()
+
+
+async def test_a_new_group_takes_no_archived_session_that_is_not_its_own(store: RedisStore) -> None:
+    await ended(store, "g-0")
+    assert await move(store) == 1
+    with pytest.raises(Conflict, match="trial g-0: a session in no group has this id"):
+        await store.create_group(*make_group("g", 2))
+    assert (await store.runs.view("r")).groups.running == 0
