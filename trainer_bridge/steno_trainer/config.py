@@ -6,7 +6,7 @@ environment `STENO_TRAIN_*`, file) is `steno/config/settings.py`. Light to impor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +29,15 @@ class Need(NamedTuple):
     met: Callable[[Any], bool]
 
 
+_RATIOS = "a ratio other than 1: mini_batches or epochs above 1, or proximal: sampler"
+_OF_RATIOS = ("mini_batches", "epochs", "proximal")
+
+
+def _ratios_differ(settings: Any) -> bool:
+    """Whether a token's ratio can be other than 1: else the proximal policy is the one in training."""
+    return settings.epochs * settings.mini_batches > 1 or settings.proximal == "sampler"
+
+
 NEEDS = (
     *(
         Need(field, "an objective that reads rewards and sampled probabilities", ("objective",), lambda s: not s.imitates)
@@ -44,10 +53,7 @@ NEEDS = (
         "dual_clip", "objective: dual_clip or FILE.py:function", ("objective",),
         lambda s: s.objective == "dual_clip" or s.objective not in REGISTRY,
     ),
-    Need(
-        "importance_sampling_level", "a ratio other than 1: mini_batches or epochs above 1, or proximal: sampler",
-        ("mini_batches", "epochs", "proximal"), lambda s: s.epochs * s.mini_batches > 1 or s.proximal == "sampler",
-    ),
+    Need("importance_sampling_level", _RATIOS, _OF_RATIOS, _ratios_differ),
     Need(
         "overlong_penalty_factor", "overlong_max_tokens", ("overlong_max_tokens",),
         lambda s: s.overlong_max_tokens is not None,
@@ -62,6 +68,11 @@ NEEDS = (
     Need("reference", "reference_kl above 0", ("reference_kl",), lambda s: s.reference_kl > 0),
     Need("offload_parameters", "offload_optimizer", ("offload_optimizer",), lambda s: s.offload_optimizer),
 )  # fmt: skip
+IDLE = tuple(
+    Need(field, _RATIOS, _OF_RATIOS, lambda s: _ratios_differ(s) or s.objective not in REGISTRY)
+    for field in ("clip_low", "clip_high", "dual_clip")
+)
+"""What is warned of and not refused: recipes set bounds of clipping also where every ratio is 1."""
 
 
 class TrainerSettings(Settings):
@@ -276,11 +287,24 @@ class TrainerSettings(Settings):
 
     def check_needs(self, needs: Iterable[Need]) -> None:
         """Raises: ConfigError: names the first setting that would do nothing. One that is as by default is in nobody's way."""
-        for field, words, by, met in needs:
-            default = type(self).model_fields[field].get_default(call_default_factory=True)
-            if getattr(self, field) != default and not met(self):
-                seen = ", ".join(f"{name} is {self._shown(name)}" for name in by)
-                raise ConfigError(f"{field}: got {self._shown(field)}, needs {words}; {seen}", field=field)
+        for need, seen in self._unmet(needs):
+            raise ConfigError(
+                f"{need.field}: got {self._shown(need.field)}, needs {need.words}; {seen}", field=need.field
+            )
+
+    def idle(self) -> list[str]:
+        """Of each setting that is taken and has no effect, what an operator should know."""
+        return [
+            f"{need.field}: got {self._shown(need.field)}, has no effect without {need.words}; {seen}"
+            for need, seen in self._unmet(IDLE)
+        ]
+
+    def _unmet(self, needs: Iterable[Need]) -> Iterator[tuple[Need, str]]:
+        """With the values that decide it."""
+        for need in needs:
+            default = type(self).model_fields[need.field].get_default(call_default_factory=True)
+            if getattr(self, need.field) != default and not need.met(self):
+                yield need, ", ".join(f"{name} is {self._shown(name)}" for name in need.by)
 
     def _shown(self, field: str) -> str:
         value = getattr(self, field)

@@ -117,6 +117,8 @@ def check_beforehand(settings: RunSettings) -> None:
     objective_named(settings.objective)
     if not _is_first():
         return
+    for warning in settings.idle():
+        logger.warning("%s", warning)
     check_installed(settings)
     if settings.eval_config is not None:
         _prepared_evaluation(settings, settings.eval_config)

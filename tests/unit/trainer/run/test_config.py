@@ -18,6 +18,7 @@ from steno_trainer.model.zero_engine import learning_rate
 from steno_trainer.objective.loss import Objective
 from steno_trainer.objective.mismatch import Correction
 from steno_trainer.objective.ratios import RatioLevel
+from steno_trainer.run.main import check_beforehand
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import objective_of
 
@@ -99,6 +100,41 @@ def test_a_setting_that_would_do_nothing_is_told_what_it_needs(fields: dict[str,
 )
 def test_a_setting_that_does_something_is_taken(fields: dict[str, Any]) -> None:
     settings(**fields).check()
+
+
+RATIO_1 = (
+    "has no effect without a ratio other than 1: mini_batches or epochs above 1, or proximal: sampler; mini_batches is 1, "
+    "epochs is 1, proximal is trainer"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "warned"),
+    [
+        ({"clip_low": 0.1, "clip_high": 0.5}, ["clip_low: got 0.1", "clip_high: got 0.5"]),
+        ({"objective": "dual_clip", "dual_clip": 5.0}, ["dual_clip: got 5.0"]),
+        ({"objective": "cispo", "clip_high": 2.0}, ["clip_high: got 2.0"]),
+        ({"clip_high": 0.5, "mini_batches": 2}, []),
+        ({"clip_high": 0.5, "epochs": 2}, []),
+        ({"clip_high": 0.5, "proximal": "sampler"}, []),
+        ({"clip_high": 0.5, "objective": "my.py:loss"}, []),
+        ({}, []),
+    ],
+)
+def test_bounds_of_clipping_where_no_ratio_differs_from_1_are_taken_with_a_warning(
+    fields: dict[str, Any], warned: list[str]
+) -> None:
+    (given := settings(**fields)).check()
+    assert given.idle() == [f"{setting}, {RATIO_1}" for setting in warned]
+
+
+def test_the_first_rank_warns_of_them_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        check_beforehand(RunSettings(model="m", clip_high=0.5))
+    assert caplog.messages == [f"clip_high: got 0.5, {RATIO_1}"]
 
 
 def test_a_default_that_is_written_down_is_never_in_the_way() -> None:
