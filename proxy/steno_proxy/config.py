@@ -21,12 +21,14 @@ from steno.contracts.errors import ConfigError
 
 _HEADER = re.compile(r"[A-Za-z0-9_-]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+MOST_TOMBSTONE_S = 3.2e9
+"""A century: Redis takes no time to live that ends much later."""
 
 
 class ProxySettings(Settings):
     """What `steno proxy` runs with."""
 
-    model_config = SettingsConfigDict(env_prefix="STENO_")
+    model_config = SettingsConfigDict(env_prefix="STENO_", allow_inf_nan=False)
 
     # -- where it listens and what it is called
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs an admin key")
@@ -97,7 +99,9 @@ class ProxySettings(Settings):
         description="seconds that an ended session stays in the store: then it goes to the archive (unset: after a day), or is "
         "deleted where there is none (unset: never)",
     )
-    tombstone_s: float = Field(604800.0, gt=0, description="seconds that a deleted trial id answers 410")
+    tombstone_s: float = Field(
+        604800.0, gt=0, le=MOST_TOMBSTONE_S, description="seconds that a deleted trial id answers 410"
+    )
     sweep_s: float = Field(
         60.0, gt=0, description="seconds between two searches for sessions that are past retention_s or their deadline"
     )

@@ -257,3 +257,16 @@ def test_the_admin_key_of_the_shell_is_the_first_of_several(
         monkeypatch.setenv("STENO_ADMIN_KEY", value)
     found = admin_key_here()
     assert (found.get_secret_value() if found else None) == key
+
+
+@pytest.mark.parametrize("name", ["tombstone_s", "retention_s", "sweep_s", "queue_s", "shutdown_s"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_times_of_the_proxy_are_finite(name: str, value: str) -> None:
+    """Each deletion was a 500: Redis takes no infinite time to live."""
+    with pytest.raises(ConfigError, match=f"--{name}: .*finite".replace("_", "-")):
+        ProxySettings.load({name: value}, None)
+
+
+def test_a_tombstone_is_no_longer_than_redis_takes() -> None:
+    with pytest.raises(ConfigError, match=r"--tombstone-s: .*3200000000"):
+        ProxySettings.load({"tombstone_s": "1e17"}, None)
