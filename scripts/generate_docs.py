@@ -23,7 +23,7 @@ from scripts.fields_table import dialects_page
 from scripts.panels import ROWS
 from scripts.watching import dashboard, rules
 from steno.config.settings import Settings
-from steno.contracts.errors import BY_CODE
+from steno.contracts.errors import BY_CODE, StenoError
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands import env as command_env
 from steno_cli.main import whole_app
@@ -214,6 +214,7 @@ def api_page() -> str:
     for code, kind in BY_CODE.items():
         if kind.status != 500:
             lines.append(f"| `{code}` | {kind.status} | {'yes' if kind.retryable else 'no'} |")
+    lines.append(f"| `{StenoError.code}` | {StenoError.status} | no |")
     return "\n".join([*lines, ""])
 
 

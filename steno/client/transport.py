@@ -28,7 +28,7 @@ Body = bytes | Iterable[bytes] | AsyncIterable[bytes]
 MSGPACK = "application/msgpack"
 _BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
 _BETWEEN = frozenset({408, 504, *range(520, 525)})
-"""What load balancers answer where the proxy has not. Steno has none of these statuses."""
+"""What load balancers answer where the proxy has not. Of these Steno has 408 alone, in its own envelope."""
 _NAMED = 20
 
 

@@ -12,6 +12,7 @@
     │   └── TrainerAlive             409     no      the run's trainer was heard of just now; says when it may be taken over
     ├── Gone                         410     no      the session is completed or deleted
     │   └── ReplayDiverged           410     no      a forked trial asked something else than its origin; ends the session
+    ├── BodyTimeout                  408     no      a body that took too long to come
     ├── BodyTooLarge                 413     no      body over the configured bound
     ├── BudgetSpent                  403     no      the trial's own limit; ends the session
     ├── TooManyRequests              429     later   a rate, or a full queue
@@ -139,6 +140,13 @@ class ReplayDiverged(Gone):
     """A forked trial asked what its origin was not asked, before the turn that it forks at. It has ended, and sampled nothing."""
 
     code = "replay_diverged"
+
+
+class BodyTimeout(StenoError):
+    """The client took too long to send its body."""
+
+    status = 408
+    code = "body_timeout"
 
 
 class BodyTooLarge(StenoError):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from steno.contracts.chat import Job
-from steno.contracts.errors import BadRequest, BodyTooLarge, NotFound, StenoError
+from steno.contracts.errors import BadRequest, BodyTimeout, BodyTooLarge, NotFound, StenoError
 from steno.contracts.records import RESERVED_TRIAL_IDS, TRIAL_ID
 from steno_proxy.api.bodies_in_flight import BodiesInFlight, BodyShare
 from steno_proxy.auth.rate_limit import body_digest
@@ -37,13 +37,6 @@ _STREAM = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect a stream before it passes it on
 ]
-
-
-class BodyTimeout(StenoError):
-    """The client took too long to send its body."""
-
-    status = 408
-    code = "body_timeout"
 
 
 def valid_trial_id(trial_id: str) -> bool:

@@ -31,7 +31,7 @@ from steno_proxy.turns.interfaces import ClientLeft
 
 log = logging.getLogger(__name__)
 MAX_CONTROL_BODY_BYTES = 1 << 20
-"""Largest body of a control-plane call. 1 MiB holds a task description; token arrays never come in."""
+"""Largest body of a control-plane call. 1 MiB holds a task description, or annotations of some 100,000 tokens."""
 
 WORKERS = "/workers/connect"
 BOTH = frozenset({"healthz", "readyz"})

@@ -17,7 +17,7 @@ MOST_VALUES = 512
 MOST_STEPS = 100_000
 """Steps of a run that are kept: the newest ones."""
 MOST_ANNOTATIONS = 4096
-"""Turns in one post; how many tokens they may have is bounded by the proxy's `max_body_bytes`."""
+"""Turns in one post. A post is 1 MiB at most, as bodies of the control plane are: some 100,000 tokens."""
 
 Name = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(storable)]
 Values = Annotated[dict[Name, FiniteFloat | None], Field(max_length=MOST_VALUES)]

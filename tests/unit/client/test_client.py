@@ -24,6 +24,7 @@ from steno.client.client import AsyncSteno, Steno
 from steno.client.transport import MSGPACK, call
 from steno.contracts.errors import (
     BadRequest,
+    BodyTimeout,
     BudgetSpent,
     Gone,
     NotFound,
@@ -258,6 +259,7 @@ async def test_the_asynchronous_client_has_the_same_calls() -> None:
         (refusal(404, "not_found"), NotFound),
         (refusal(410, "session_closed"), Gone),
         (refusal(403, "budget_spent"), BudgetSpent),
+        (refusal(408, "body_timeout"), BodyTimeout),
         (refusal(410, "a word of a newer proxy"), Gone),
         (httpx.Response(404, text="<html>nginx</html>"), NotFound),
         (refusal(500, "internal_error"), StenoError),

@@ -46,7 +46,8 @@ async def list_model_names(request: Request) -> Response:
     "/policy/models/{name:path}",
     dependencies=_admin,
     status_code=204,
-    summary="Retire a model name: requests for it go to the default policy from now on (409 while a worker serves it)",
+    summary="Retire a model name: requests for it go to the default policy from now on (409 while a worker serves it; 404: no "
+    "worker has served it, or it was retired)",
 )
 async def retire_model(request: Request, name: Annotated[str, Path(min_length=1, max_length=1024)]) -> Response:
     await services(request).policies.retire(name)
