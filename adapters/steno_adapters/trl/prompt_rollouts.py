@@ -26,6 +26,7 @@ from steno_adapters.collected_group import CollectedGroup
 from steno_adapters.collector import Collector
 from steno_adapters.rows import TrainableRow
 from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups
+from steno_adapters.trl.whole_weights import check_adapter, whole_weights
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,9 @@ class PromptRollouts:
 
     def trainer(self, model: Any, args: GRPOConfig, **options: Any) -> GRPOTrainer:
         """The trainer, with this in its place; `options` are its other arguments. reward_funcs: default: the recorded rewards.
-        Of several ranks each runs the agents of its own prompts, and collects in a run of its own (`Collector.of_rank`)."""
+        Of several ranks each runs the agents of its own prompts, and collects in a run of its own (`Collector.of_rank`).
+
+        Raises: BadRequest: what the config says can't hold here."""
         if args.use_vllm:
             raise BadRequest("use_vllm: got True, must be False: Steno's workers generate", field="use_vllm")
         warnings.warn(
@@ -85,6 +88,7 @@ class PromptRollouts:
         pushes = _PushAfterEachStep(self._collector, self._lineage, self._push_options)
         callbacks = [pushes, *given.pop("callbacks", [])]
         trainer = GRPOTrainer(model, args=args, rollout_func=self, callbacks=callbacks, **given)
+        check_adapter(trainer)
         self._collector.of_rank(trainer.accelerator.process_index)
         pushes.trainer = trainer
         return trainer
@@ -177,9 +181,9 @@ class _PushAfterEachStep(TrainerCallback):
 
     def _push(self, step: int) -> None:
         accelerator = self.trainer.accelerator
-        tensors = accelerator.get_state_dict(self.trainer.model)
-        if accelerator.is_main_process:
-            self._collector.push(tensors, f"{self._lineage}/{step}", **self._options)
+        with whole_weights(self.trainer) as weights:
+            if accelerator.is_main_process:
+                self._collector.push(weights, f"{self._lineage}/{step}", **self._options)
         accelerator.wait_for_everyone()
 
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOTrainer, async_grpo_trainer
 from trl.experimental.async_grpo.async_grpo_trainer import _EpochStopCallback
 
 from steno_adapters.trl import AsyncRollouts
-from steno_adapters.trl.private_names import GROUPS_BEFORE, ROWS, count_groups_before, rows_of_step
+from steno_adapters.trl.private_names import GROUPS_BEFORE, PARAMETERS, ROWS, count_groups_before, rows_of_step
 
 pytestmark = pytest.mark.trl
 
@@ -21,6 +21,7 @@ def test_trl_still_has_each_of_them() -> None:
     source = inspect.getsource(AsyncGRPOTrainer)
     for name in (GROUPS_BEFORE, ROWS):
         assert f"self.{name}" in source, name
+    assert f"def {PARAMETERS}(" in inspect.getsource(async_grpo_trainer)
 
 
 def test_a_name_that_is_gone_is_an_error_and_no_number() -> None:

@@ -95,6 +95,28 @@ def test_a_step_of_grpo_takes_one_row_per_trial_and_pushes_what_it_made(stack: S
             rollouts(["What"], trainer)
 
 
+def test_an_adapter_is_pushed_merged(stack: Stack, tmp_path: Path) -> None:
+    from peft import LoraConfig
+    from trl import GRPOConfig
+
+    torch.set_num_threads(1)
+    args = GRPOConfig(
+        str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=8, num_generations=4, max_completion_length=64,
+        report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no", learning_rate=1e-3,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    with Collector(stack.url, "adapter", agent=talk) as collector:
+        lora = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}
+        with pytest.warns(UserWarning, match="does not use the recorded ones"):
+            trainer = PromptRollouts(collector, TASKS, push_timeout_s=60).trainer(
+                model, args, processing_class=AutoTokenizer.from_pretrained(TINY), **lora
+            )
+        trainer.train()
+        [policy] = [view for view in collector.client.policies() if view.policy == "default"]
+        assert policy.version is not None and policy.version.endswith("/1")
+        assert any("lora_B" in name and tensor.any() for name, tensor in model.state_dict().items())
+
+
 def test_another_temperature_than_that_of_the_record_is_refused(stack: Stack) -> None:
     class Cold:
         temperature, eos_token_ids = 0.5, [0]

@@ -1,0 +1,72 @@
+"""The weights of a policy in training, whole and under the names of its checkpoint: what `PromptRollouts` pushes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.utils import is_peft_model
+from torch import Tensor
+
+from steno.contracts.errors import BadRequest
+from steno_adapters.trl.private_names import checkpoint_parameters
+
+Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
+
+def check_adapter(trainer: Any) -> None:
+    """Raises: BadRequest: the adapter of the trainer's model can't be merged for a push."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not is_peft_model(model):
+        return
+    if trainer.is_fsdp_enabled or _zero_stage(trainer) == 3:
+        how = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed ZeRO-3"
+        raise BadRequest(
+            f"peft_config: got an adapter under {how}, must be under DDP or ZeRO-2: an adapter is merged into whole weights; or "
+            "use AsyncRollouts, which merges it under FSDP2",
+            field="peft_config",
+        )
+    if not hasattr(model, "merge_adapter"):
+        kind = model.active_peft_config.peft_type
+        raise BadRequest(
+            f"peft_config: got {getattr(kind, 'value', kind)}, must be an adapter that can be merged, such as LORA: workers get "
+            "merged weights",
+            field="peft_config",
+        )
+
+
+@contextmanager
+def whole_weights(trainer: Any) -> Iterator[Weights]:
+    """While it lasts. Every rank enters it, the first one reads: of others it may be empty."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if is_peft_model(model):
+        with _merged(model) if trainer.accelerator.is_main_process else _nothing() as found:
+            yield found
+        return
+    # Of DeepSpeed the engine gathers, and `trainer.model` is what it wraps.
+    yield trainer.accelerator.get_state_dict(trainer.model_wrapped if trainer.is_deepspeed_enabled else trainer.model)
+
+
+@contextmanager
+def _merged(model: Any) -> Iterator[Weights]:
+    """In place, and what changes is copied to the CPU before: to subtract an adapter again would leave rounding errors."""
+    adapted = [parameter for name, parameter in model.named_parameters() if ".base_layer." in name]
+    before = [parameter.detach().to("cpu", copy=True) for parameter in adapted]
+    try:
+        model.merge_adapter()
+        yield ((name, parameter.detach()) for name, parameter in checkpoint_parameters(model))
+    finally:
+        model.unmerge_adapter()
+        for parameter, kept in zip(adapted, before, strict=True):
+            parameter.data.copy_(kept)
+
+
+@contextmanager
+def _nothing() -> Iterator[Weights]:
+    yield {}
+
+
+def _zero_stage(trainer: Any) -> int:
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    return 0 if plugin is None else int(plugin.zero_stage)
