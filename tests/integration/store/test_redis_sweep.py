@@ -11,7 +11,7 @@ import pytest
 
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import Limits, Timings
-from steno_proxy.store.redis.schema import ENDED, PAST_RUNS, PENDING, RUNS, TIMED, trial_keys
+from steno_proxy.store.redis.schema import ENDED, PAST_RUNS, PENDING, RUNS, TIMED, run_keys, trial_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.conftest import opened
 from tests.support.contracts.list import make_group
@@ -168,6 +168,23 @@ async def test_a_run_without_groups_leaves_what_sweeps_and_scrapes_walk(store: R
         assert ":run:old" in walked()[0]
         assert (await store.runs.in_hand()).running == 2
         assert (await store.runs.view("old")).groups.running == 1
+
+
+async def test_a_scrape_reads_no_ledger(store: RedisStore, server: RedisServer) -> None:
+    """It has a field for each version and reason, and is never cut."""
+    await store.create_group(*make_group("g", 1))
+    with server.client() as client:
+        client.hset(run_keys("r").ledger, mapping={f"s:lineage/{number}": 1 for number in range(5000)})
+        await store.runs.in_hand()
+
+        def sent() -> int:
+            return int(client.info("stats")["total_net_output_bytes"])
+
+        before = sent()
+        own = sent() - before  # of asking for it
+        assert (await store.runs.in_hand()).running == 1
+        assert sent() - before - 2 * own < 2000
+    assert len((await store.runs.view("r")).sampled) == 5000
 
 
 async def test_a_settling_that_failed_is_remembered_by_the_store_alone(

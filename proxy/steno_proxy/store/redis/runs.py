@@ -188,13 +188,17 @@ class RedisRuns:
             raise superseded(run_id, int(newest))
 
     async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
+        return await self._viewed(run_id, now)
+
+    async def _viewed(self, run_id: str | None, now: float | None, *, ledger: bool = True) -> RunView:
+        """Args: ledger: False: without it. It has a field for each policy version and reason, for good."""
         keys = run_keys(run_id)
         named = [keys.groups, keys.ready, keys.leased, keys.totals, keys.ledger, keys.trainer]
-        reply = await self._link.run(self._view, named, ["" if now is None else repr(now)], writes=False)
-        at, totals, ledger, ready, leased, (name, epoch, heard_at) = reply
+        reply = await self._link.run(self._view, named, ["" if now is None else repr(now), int(ledger)], writes=False)
+        at, totals, booked, ready, leased, (name, epoch, heard_at) = reply
         run = RunAccount()
         run.totals.update({key.decode(): int(value) for key, value in _pairs(totals)})
-        run.ledger.update({key.decode(): int(value) for key, value in _pairs(ledger)})
+        run.ledger.update({key.decode(): int(value) for key, value in _pairs(booked)})
         run.over = bool(run.totals["rollouts:over"])
         run.trainers[""] = RegisteredTrainer((name or b"").decode(), int(epoch or 0), float(heard_at or 0))
         return overview.view(run_id, run, ready, [read(GroupStatus, raw) for raw in leased], float(at))
@@ -267,8 +271,8 @@ class RedisRuns:
 
     async def in_hand(self, *, now: float | None = None) -> GroupsInHand:
         known = [run_id_of(tag.decode()) for tag, _ in await self._known()]
-        views = [view.groups for view in await asyncio.gather(*(self.view(run_id, now=now) for run_id in known))]
-        return GroupsInHand(*(sum(getattr(view, name) for view in views) for name in GroupsInHand._fields))
+        views = await asyncio.gather(*(self._viewed(run_id, now, ledger=False) for run_id in known))
+        return GroupsInHand(*(sum(getattr(view.groups, name) for view in views) for name in GroupsInHand._fields))
 
     # -- waiting
 
