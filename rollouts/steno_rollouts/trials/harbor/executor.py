@@ -82,13 +82,17 @@ class HarborExecutor(Executor):
         self._reached: set[str] = set()
         self._begun = 0
         self._steps: dict[str, TaskSteps] = {}
+        self._left: dict[str, str] = {}
 
     async def prepare(
         self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
     ) -> tuple[Path, dict[str, str]]:
         """The environment is that of Harbor's process; the agent's is in its configuration."""
-        work = await asyncio.to_thread(workdir.begin, folder)
         trial_id = trial.session.trial_id
+        left = self._left.pop(trial_id, None)
+        if left is not None and trial.api_key is None:
+            raise CannotStart(f"pod {left} can't be ended, and on a proxy without keys it may go on with this trial")
+        work = await asyncio.to_thread(workdir.begin, folder)
         self._addresses[trial_id] = Addresses(trial.urls, trial.api_key or NO_KEY)
         self._steps.pop(trial_id, None)
         if STEPS in task.fields and self._begin_step is not None:
@@ -151,13 +155,16 @@ class HarborExecutor(Executor):
         return found.worth(self._settings.reward_key)
 
     async def clear(self, folder: Path) -> None:
+        """A pod on a lost node stays until the node comes back: whoever is in it has no key for the next attempt."""
         await self._processes.clear(folder)
         await self._leftovers.remove(harbor_name(folder.name))
         if self._fleet is not None:
             try:
-                await self._fleet.clear(folder.name, wait=True)
+                left = await self._fleet.clear(folder.name, wait=True)
             except PodsError as error:
                 raise CannotStart(error.message) from None
+            if left:
+                self._left[folder.name] = left[0]
 
     async def _run(self, job: TrialJob, ask: str | None, *, only_set_up: bool = False) -> Exit:
         asked = (job.folder / "request.json").absolute()  # the driver starts in another folder

@@ -59,6 +59,8 @@ class Cluster:
     _oldest: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     leases: dict[str, Manifest] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    """Pods whose node is lost: they stay, also once they are deleted."""
     quota: int | None = None
     """Most pods at a time; None: as many as are asked for."""
     over_quota: int = 0
@@ -284,6 +286,10 @@ class Cluster:
         wanted = (json.loads(await request.text() or "{}").get("preconditions") or {}).get("uid")
         if wanted not in (None, pod["metadata"]["uid"]):
             return status(409, "the UID in the precondition is another")
+        if pod["metadata"]["name"] in self.lost:
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            self._event("MODIFIED", pod)
+            return web.json_response(pod)
         self.pods.pop(pod["metadata"]["name"])
         await ran("podman", "rm", "--force", "--time=0", pod["metadata"]["name"])
         self._event("DELETED", pod)

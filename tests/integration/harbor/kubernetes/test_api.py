@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.harbor.driver import __file__ as driver
-from steno_rollouts.trials.harbor.kubernetes.fleet import Fleet
+from steno_rollouts.trials.harbor.kubernetes.fleet import GONE_S, Fleet
 from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
 from steno_rollouts.trials.harbor.kubernetes.pods import shell
 from steno_rollouts.trials.harbor.kubernetes.pods.heartbeats import RENEWED
@@ -115,9 +115,26 @@ async def test_a_keeper_that_was_killed_is_started_again_and_its_lease_goes_on(c
         fleet.close()
 
 
-def launched(cluster: Cluster, launcher: Launcher) -> Fleet:
+async def test_a_pod_on_a_lost_node_is_not_waited_for_without_an_end(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = launched(cluster, Launcher.here(), gone_s=1.0)
+    try:
+        await fleet.begun()
+        cluster.plant("lost", mark("t-1", "another"))
+        cluster.plant("other", mark("t-1", "another"))
+        cluster.lost = {"lost"}
+        assert await fleet.clear("t-1", wait=True) == ["lost"]
+        assert set(cluster.pods) == {"lost"} and "deletionTimestamp" in cluster.pods["lost"]["metadata"]
+        assert "t-1: pod lost was deleted and is not gone after 1 s" in caplog.text
+        assert await fleet.clear("t-1", wait=False) == []
+    finally:
+        fleet.close()
+
+
+def launched(cluster: Cluster, launcher: Launcher, gone_s: float = GONE_S) -> Fleet:
     options = KubernetesOptions.of({"kubeconfig": str(cluster.config)})
-    return Fleet(Path(PYTHON), options, "run", launcher, LEASE_S)
+    return Fleet(Path(PYTHON), options, "run", launcher, LEASE_S, gone_s)
 
 
 def mark(trial: str, launcher: str) -> dict[str, str]:

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from steno.contracts.records import Session
+from steno.contracts.rest import Trial
+from steno_rollouts.config import RolloutSettings
+from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials.executor import CannotStart
+from steno_rollouts.trials.harbor.executor import HarborExecutor
+from steno_rollouts.trials.harbor.interpreter import HarborPython
 from steno_rollouts.trials.harbor.kubernetes.fleet import Fleet, PodsError
 from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
+from steno_rollouts.trials.harbor.plan import HarborPlan
+from steno_rollouts.trials.harbor.pointing import POINTINGS
 
 KEEPER = """#!{python}
 import json, sys
@@ -19,17 +28,22 @@ with Path({started!r}).open("a") as file:
     file.write("started ")
 for number, line in enumerate(sys.stdin):
     asked = json.loads(line)
-    answer = {{"error": "the API server refused"}} if number == 0 else {{"found": []}}
+    found = [] if asked["do"] == "left" else {{"ended": 1, "left": ["pod-1"]}}
+    answer = {{"error": "the API server refused"}} if number == 0 else {{"found": found}}
     print(json.dumps({{"id": asked["id"], **answer}}), flush=True)
 """
 
 
+def keeper(tmp_path: Path) -> Path:
+    found = tmp_path / "python"
+    found.write_text(KEEPER.format(python=sys.executable, started=str(tmp_path / "started")))
+    found.chmod(0o755)
+    return found
+
+
 async def test_a_cluster_that_refused_once_is_asked_again_for_the_next_trial(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    keeper = tmp_path / "python"
-    keeper.write_text(KEEPER.format(python=sys.executable, started=str(started)))
-    keeper.chmod(0o755)
-    fleet = Fleet(keeper, KubernetesOptions(), "run")
+    fleet = Fleet(keeper(tmp_path), KubernetesOptions(), "run")
     try:
         with pytest.raises(PodsError, match="the API server refused"):
             await fleet.begun()
@@ -38,3 +52,32 @@ async def test_a_cluster_that_refused_once_is_asked_again_for_the_next_trial(tmp
         assert started.read_text() == "started ", "one process for all"
     finally:
         fleet.close()
+
+
+@pytest.mark.parametrize("key", ["sk-next", None])
+async def test_a_pod_that_can_not_be_ended_holds_up_no_attempt_with_a_key_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str | None
+) -> None:
+    """Its node is lost: without keys, whoever is in it could go on with the trial, and one recording would hold two attempts."""
+    pointing = POINTINGS["codex"]
+    python = HarborPython(keeper(tmp_path), "", frozenset(), frozenset())
+    plan = HarborPlan(python, "codex", None, pointing, kubernetes=KubernetesOptions())
+    settings = RolloutSettings(harbor="x", agent="codex", environment="kubernetes", work_dir=tmp_path / "trials")
+    executor = HarborExecutor(plan, settings)
+    folder, session = tmp_path / "trials" / "g.0", Session(trial_id="g.0", created_at=0.0, updated_at=0.0)
+    trial = Trial(
+        session=session, urls=dict.fromkeys(("openai", "anthropic", "gemini"), "http://proxy/g.0"), api_key=key
+    )
+    assert executor._fleet is not None
+    try:
+        with pytest.raises(CannotStart, match="the API server refused"):
+            await executor.clear(folder)
+        await executor.clear(folder)
+        assert "g.0: pod pod-1 was deleted and is not gone after 120 s" in caplog.text
+        if key is None:
+            with pytest.raises(CannotStart, match="pod pod-1 can't be ended, and on a proxy without keys"):
+                await executor.prepare(folder, trial, Task("t", {}), {})
+        work, _variables = await executor.prepare(folder, trial, Task("t", {}), {})
+        assert work.is_dir()
+    finally:
+        executor._fleet.close()

@@ -25,6 +25,8 @@ from steno_rollouts.trials.harbor.kubernetes.pods.manifest import LAUNCHER, RUN,
 
 log = logging.getLogger(__name__)
 
+GONE_S = 120.0
+"""For a pod to be gone that was deleted."""
 PAUSE_S = 30.0
 """Longest before a keeper that ended is started again."""
 END_S = 10.0
@@ -39,7 +41,7 @@ class PodsError(StenoError):
 
 class Fleet:
     """Args: python: that has Harbor. run_id: of these rollouts. lease_s: after which others take a launcher for gone that they do
-    not hear of."""
+    not hear of. gone_s: how long a pod is waited for that was deleted."""
 
     def __init__(
         self,
@@ -48,12 +50,14 @@ class Fleet:
         run_id: str,
         launcher: Launcher | None = None,
         lease_s: float = LEASE_S,
+        gone_s: float = GONE_S,
     ) -> None:
         self._python = python
         self._options = options
         self._run_id = run_id
         self._launcher = launcher or Launcher.here()
         self._lease_s = lease_s
+        self._gone_s = gone_s
         self._folder = tempfile.TemporaryDirectory(prefix="steno-pods-")
         self._process: subprocess.Popen[str] | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -83,12 +87,17 @@ class Fleet:
             self._begun = asyncio.ensure_future(self._begin())
         await asyncio.shield(self._begun)
 
-    async def clear(self, trial_id: str, *, wait: bool) -> None:
-        """End the pods of a trial: those of these rollouts, or with `wait` all, and none is left after this: for who has claimed
-        the trial. Raises: PodsError."""
+    async def clear(self, trial_id: str, *, wait: bool) -> list[str]:
+        """End the pods of a trial: those of these rollouts, or with `wait` all, and wait until they are gone: for who has claimed
+        the trial. Returns: those that are not, with `wait`: their node is lost. Raises: PodsError."""
         await self.begun()
-        if (found := await self._ask("clear", trial=trial_id, wait=wait)) and wait:
-            log.warning("%s: ended %d pods that were left", trial_id, found)
+        found = await self._ask("clear", trial=trial_id, wait_s=self._gone_s if wait else None)
+        left: list[str] = found["left"]
+        if wait and (ended := found["ended"] - len(left)):
+            log.warning("%s: ended %d pods that were left", trial_id, ended)
+        if left:
+            log.warning("%s: pod %s was deleted and is not gone after %g s", trial_id, left[0], self._gone_s)
+        return left
 
     def close(self) -> None:
         self._closed = True
