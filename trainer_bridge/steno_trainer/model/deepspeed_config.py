@@ -29,6 +29,7 @@ OWNED = {
     "optimizer.params.lr": "learning_rate",
     "zero_optimization.stage": "",
     "zero_optimization.offload_optimizer.device": "offload_optimizer",
+    "zero_optimization.offload_optimizer.ratio": "",  # the part on the GPU has an optimizer whose rate nobody sets
     "zero_optimization.offload_param.device": "offload_parameters",
     "sequence_parallel_size": "sequence_parallel",
 }

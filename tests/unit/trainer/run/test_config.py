@@ -234,6 +234,14 @@ def test_a_file_may_not_set_what_a_setting_does(key: str, tmp_path: Path) -> Non
     assert not OWNED[key] or (OWNED[key] in TrainerSettings.model_fields and OWNED[key] in str(refused.value))
 
 
+def test_a_file_may_not_leave_a_part_of_the_optimizer_on_the_gpu(tmp_path: Path) -> None:
+    """Twin-Flow: that part would keep the peak rate, whatever `schedule` says, and be in no checkpoint."""
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"offload_optimizer": {"ratio": 0.3, "buffer_count": 8}}}))
+    with pytest.raises(ConfigError, match=r"zero_optimization\.offload_optimizer\.ratio can't be set here"):
+        deepspeed_config(settings(deepspeed=file, offload_optimizer=True), cuda=True)
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_file_that_is_none_is_named(content: str | None, tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
