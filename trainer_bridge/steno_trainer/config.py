@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ from steno_trainer.data.advantages import Estimator
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.registry import REGISTRY, file_and_function, imitates
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Need(NamedTuple):
@@ -114,7 +116,7 @@ class TrainerSettings(Settings):
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after warm-up")
     warmup_steps: int = Field(0, ge=0, description="steps from 0 to the peak rate, linearly")
     total_steps: int | None = Field(None, ge=1, description="steps of the whole run; linear and cosine end there, at 0")
-    betas: tuple[float, float] = Field(
+    betas: tuple[Decay, Decay] = Field(
         (0.9, 0.95), description="AdamW's decays; 0.95 forgets a bad gradient in 20 steps"
     )
     adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon")

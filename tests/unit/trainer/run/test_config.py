@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from steno.contracts.errors import ConfigError
-from steno_trainer.config import TrainerSettings
+from steno_trainer.config import Decay, TrainerSettings
 from steno_trainer.data.overlong import Overlong
 from steno_trainer.model.deepspeed_config import OWNED, deepspeed_config, reference_config
 from steno_trainer.model.zero_engine import learning_rate
@@ -146,7 +146,9 @@ def test_a_default_that_is_written_down_is_never_in_the_way() -> None:
 
 
 FLOATS = [
-    name for name, field in RunSettings.model_fields.items() if float in (field.annotation, *get_args(field.annotation))
+    name
+    for name, field in RunSettings.model_fields.items()
+    if {float, Decay} & {field.annotation, *get_args(field.annotation)}
 ]
 
 
@@ -158,6 +160,13 @@ def test_a_number_is_finite(name: str) -> None:
             RunSettings(**{"model": "m", name: given})
     with pytest.raises(ConfigError, match=rf"{name.replace('_', '-')}.*finite"):
         RunSettings.load({"model": "m", name: [0.9, "nan"] if name == "betas" else "nan"}, None)
+
+
+@pytest.mark.parametrize("betas", [(1.5, 0.9), (0.9, 1.0), (-0.1, 0.95), (0.9, -0.1)])
+def test_decays_of_adamw_are_at_least_0_and_below_1(betas: tuple[float, float]) -> None:
+    with pytest.raises(ValidationError, match="betas"):
+        settings(betas=betas)
+    assert settings(betas=(0.0, 0.999)).betas == (0.0, 0.999)
 
 
 def test_all_numbers_are_among_those() -> None:
