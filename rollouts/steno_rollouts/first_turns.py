@@ -2,8 +2,9 @@
 
 Nothing is known of the policy by it, and the next trial would mostly fail as this one did. So the first trial runs alone until
 it has a turn on record; and what failed before its first turn is left open at the proxy until it is known why: given up once a
-trial that began later has come further (it was that one trial's own fault), or where none can begin until it is; left for the
-next start of the run once too many have failed in a row. Bookkeeping only: `harness.Rollouts` does what is said here.
+trial that began later has come further (it was that one trial's own fault), where none can begin until it is, or where none does
+any more; left for the next start of the run once too many have failed in a row. Bookkeeping only: `harness.Rollouts` does what is
+said here.
 """
 
 from __future__ import annotations

@@ -141,13 +141,13 @@ class Rollouts:
     ) -> bool:
         """Register a group and start its trials, each as soon as there is a place for it. False: it is on record, and all of it
         failed before its first turn."""
-        # One that is on record is in hand already, and must be gone on with.
-        unbounded = not self._admission.bounded or await self._is_registered(identity)
+        # One that is on record is in hand already, and must be gone on with, also where another launcher has just registered it.
+        admitted = not self._admission.bounded or await self._is_registered(identity)
         looks = 0
         while True:
             # A group is not made before its first trial can run: until then it would only grow old.
             async with self._slots:
-                if unbounded or await self._admission.admits(self._in_hand):
+                if admitted or await self._admission.admits(self._in_hand):
                     for observer in self._observers if looks else ():
                         observer.held_back(None)
                     group = await self._register(plan, identity)
@@ -161,6 +161,7 @@ class Rollouts:
             if self._first.stopped is not None:
                 return True
             looks += 1
+            admitted = await self._is_registered(identity)
         trials = []
         for assignment in found:
             if (trial := await self._begin(assignment, running, results)) is not None:
@@ -236,6 +237,8 @@ class Rollouts:
         """Until no trial of other launchers is waited for. A trial of ours that is lost may become one of theirs."""
         while self._first.stopped is None and (self._others or self._tasks):
             await self._look_at_others(running, results)
+            if not self._tasks:  # none of ours tells whose fault it was, and another launcher may wait for these
+                await self._give_up_failed(self._first.let_go(), results)
             if self._tasks:  # one of these may be lost yet
                 self._turn_to_others.clear()
                 with contextlib.suppress(TimeoutError):

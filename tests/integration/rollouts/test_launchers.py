@@ -17,6 +17,7 @@ from steno.client.client import Steno
 from steno.contracts.errors import Conflict
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
+from steno_rollouts.admission import InHand
 from steno_rollouts.build import Prepared
 from steno_rollouts.claims import Claims
 from steno_rollouts.groups import epochs
@@ -145,6 +146,56 @@ async def test_groups_that_wait_for_a_launcher_that_has_gone_hold_nobody_back_fo
     await lost
 
 
+async def test_launchers_whose_last_trials_have_failed_do_not_wait_for_each_other(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    """Each holds a trial that failed before its first turn, until a later one of its own would tell whose fault that was."""
+    run, both = "both-fail", asyncio.Barrier(2)
+
+    class Fails(Stand):
+        async def run(self, job: TrialJob) -> Exit:
+            self.started.append(job.trial_id)
+            await both.wait()
+            return Exit(1)
+
+    stands = [Fails(), Fails()]
+    async with asyncio.timeout(120):
+        found = await asyncio.gather(
+            *(
+                launched(stack, tmp_path / name, run, stand, Claims, in_flight=1, stop_after_failures=5)
+                for name, stand in zip("ab", stands, strict=True)
+            )
+        )
+    assert [len(stand.started) for stand in stands] == [1, 1]
+    assert [[result.end_reason for result in results] for results in found] == [["exit_code"] * 2] * 2
+    assert [session.status for session in sessions(run)] == ["aborted"] * 2
+
+
+async def test_a_launcher_joins_a_group_that_another_one_registered_before_it(
+    stack: Stack, tmp_path: Path, sessions: Sessions
+) -> None:
+    """Both come to it unregistered, and the bound admits one group. The one that registers it dies; the other goes on with it."""
+    run, gate = "both-at-once", asyncio.Event()
+    bound = {"groups_per_step": 1, "max_staleness_steps": 0, "in_flight": 1}
+    stuck, stand = Stuck(gate=gate), Stand()
+    full = asyncio.Event()
+
+    async def in_hand() -> int:
+        """As the other launcher sees it, which looks a moment after this one has registered the group."""
+        full.set()
+        return 1
+
+    two = asyncio.create_task(launched(stack, tmp_path / "b", run, stand, Claims, in_hand=in_hand, **bound))
+    await full.wait()
+    assert sessions(run) == []
+    one = asyncio.create_task(launched(stack, tmp_path / "a", run, stuck, Silent, **bound))
+    async with asyncio.timeout(120):
+        results = await two
+    assert sorted(result.end_reason for result in results) == ["completed", "interrupted"]
+    gate.set()
+    await one
+
+
 async def test_one_failure_stops_no_launcher_of_a_run_in_which_others_have_had_turns(
     stack: Stack, tmp_path: Path
 ) -> None:
@@ -232,11 +283,18 @@ class Silent(Claims):
 
 
 async def launched(
-    stack: Stack, folder: Path, run: str, stand: Stand, kind: type[Claims], **settings: Any
+    stack: Stack,
+    folder: Path,
+    run: str,
+    stand: Stand,
+    kind: type[Claims],
+    *,
+    in_hand: InHand | None = None,
+    **settings: Any,
 ) -> list[TrialResult]:
     """As from a machine of its own."""
     folder.mkdir()
     found = prepared(stack, folder, run, **settings)
     async with found.client() as client:
         claims = kind(client, Launcher(str(folder), 1, "1"), ttl_s=1.0)
-        return await found.rollouts(client, executor=stand, claims=claims).run(epochs(found.tasks, 1))
+        return await found.rollouts(client, executor=stand, claims=claims, in_hand=in_hand).run(epochs(found.tasks, 1))
