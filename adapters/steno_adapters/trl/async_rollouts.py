@@ -309,8 +309,10 @@ class AsyncRollouts:
             log.warning("group %s was not acknowledged: %s", group.group_id, error)
             return
         with self._lock:
-            self.progress.acknowledged(group.group_id)
-            del self._held[group.group_id]
+            # The trainer's thread and that of the rows may have acknowledged one group at a time.
+            if self._held.get(group.group_id) is group:
+                self.progress.acknowledged(group.group_id)
+                del self._held[group.group_id]
 
     def _count(self, group: CollectedGroup) -> None:
         self.counts.update({f"untrained/{reason}": tokens for reason, tokens in group.untrained.items()})

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import queue
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from steno.contracts.errors import Conflict, StenoError, Unreachable
 from steno_adapters import CollectedGroup, TrainableRow
 from steno_adapters.trl import AsyncRollouts
+from steno_adapters.trl.row_progress import RowProgress
 
 pytestmark = pytest.mark.trl
 
@@ -120,6 +124,22 @@ def test_a_group_that_is_leased_again_is_marked_as_used_again() -> None:
     rollouts._came(leased(rollouts, "third"))
     rollouts._mark_used()
     assert proxy.told == ["second", "third"]
+
+
+def test_a_group_that_two_threads_acknowledge_at_a_time_is_acknowledged() -> None:
+    """One that a checkpoint has comes again while the trainer saves the next one."""
+    both = threading.Barrier(2)
+    collector: Any = SimpleNamespace(acknowledge=lambda groups: both.wait(30))
+    rollouts = rollouts_at_step_3()
+    rollouts._collector = collector
+    rollouts.progress = RowProgress.restored({"finished": ["g"]})
+    with ThreadPoolExecutor() as threads:
+        came = threads.submit(rollouts._came, leased(rollouts, "again"))
+        while "g" not in rollouts._held:
+            time.sleep(0.001)
+        threads.submit(rollouts.acknowledge).result(30)
+        came.result(30)
+    assert rollouts.progress.finished == [] and rollouts._held == {}
 
 
 def test_a_push_has_the_deadline_and_the_folder_that_it_was_given(tmp_path: Path) -> None:
