@@ -54,6 +54,8 @@ def read_group(
     rows: list[TrainableRow] = []
     rewards: dict[str, float] = {}
     untrained, others = Counter[str](), 0
+    for trial_id in lease.tokens.keys() - {session.trial_id for session in lease.trials}:
+        untrained["deleted"] += sum(lease.tokens[trial_id].values())  # since the group was first leased
     for session in lease.trials:
         try:
             samples = client.samples(session.trial_id)

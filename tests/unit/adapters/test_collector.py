@@ -13,10 +13,12 @@ import pytest
 
 from steno.contracts.errors import ConfigError, Unreachable
 from steno_adapters import AgentCall, Collector
+from steno_adapters.collected_group import read_group
 from steno_adapters.function_agents import FunctionAgents
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Exit, TrialJob
+from tests.unit.adapters.test_rows import sample
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -121,6 +123,17 @@ def test_each_rank_leases_groups_of_a_run_of_its_own() -> None:
             asked = _serves_nothing(collector)
             assert collector.lease() == [] and asked == [run]
             assert (collector.run, collector._options.run_id) == ("mine", run), "weights are pushed for the run itself"
+
+
+def test_tokens_of_a_trial_that_was_deleted_since_the_group_was_first_leased_are_booked_as_deleted() -> None:
+    """Of a group that is served again: in `tokens`, and not in `trials` any more. What a sample lacks is unreadable, as ever."""
+    lease = _lease("a")
+    lease.trials = [SimpleNamespace(trial_id="a.0", reward=1.0)]
+    lease.tokens = {"a.0": {"l/1": 6}, "a.1": {"l/1": 3, "l/2": 4}}
+    client: Any = SimpleNamespace(samples=lambda trial_id: [sample()])
+    group = read_group(client, lease, policy="default", models=(), branches="all", earlier=False)
+    assert (group.rewards, [row.trained_tokens for row in group.rows]) == ({"a.0": 1.0}, [4])
+    assert group.untrained == {"deleted": 7, "unreadable": 2}
 
 
 def _serves_nothing(collector: Collector) -> list[str]:
