@@ -34,6 +34,13 @@ def test_a_line_for_fine_tuning_does_not_learn_what_was_told_again() -> None:
     assert [m["weight"] for m in line["messages"] if m["role"] == "assistant"] == [0, 0, 1]
 
 
+def test_a_line_for_fine_tuning_does_not_learn_to_stop_where_an_answer_was_cut_off() -> None:
+    """At `max_tokens`, which is no partial turn. Services put an end of turn after each message."""
+    ends = {name: {"finish_reason": name} for name in ("length", "tool_calls", "stop")}
+    [line] = conversations(session(("length", None), ("tool_calls", "length"), ("stop", "tool_calls"), **ends))
+    assert [m["weight"] for m in line["messages"] if m["role"] == "assistant"] == [0, 1, 1]
+
+
 def test_a_trajectory_has_what_was_told_again_as_copied_context() -> None:
     [document] = trajectories(recorded("t"), forked(), [])
     steps = document["steps"]
