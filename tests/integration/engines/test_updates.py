@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from steno.contracts.chat import Job, Sampling
 from steno.contracts.policy import UpdateSpec
@@ -225,3 +228,57 @@ async def test_bfloat16_weights_are_loaded_as_the_model_computes(worker: Worker,
     model.load_state_dict({name: tensor.float() for name, tensor in rounded.items()}, strict=False)
     spec = respecified(update_of(model, tmp_path / "w", 1), rounded, tmp_path / "w")
     assert (await worker.update(spec)).state == "served"
+
+
+def mixture(folder: Path) -> Path:
+    """DeepSeek V3, with the tiny model's tokenizer and template. Its file has a layer that predicts further tokens as well,
+    which transformers passes over."""
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "deepseek_v3", vocab_size=1019, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=None, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16,
+        max_position_embeddings=512, eos_token_id=1012, pad_token_id=1010, bos_token_id=None,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {**weights, "model.layers.61.norm.weight": torch.ones(32)}, folder / "model.safetensors", {"format": "pt"}
+    )
+    return folder
+
+
+async def test_experts_come_one_by_one_as_a_checkpoint_has_them(tmp_path: Path) -> None:
+    """transformers has them fused. A trainer sends checkpoints' names, and the way back to the base has them too."""
+    folder = mixture(tmp_path / "model")
+    model = perturbed(folder, 1)
+    model.save_pretrained(tmp_path / "sent")
+    tensors = load_file(tmp_path / "sent" / "model.safetensors")
+    assert "model.layers.1.mlp.experts.0.gate_proj.weight" in tensors
+    good = respecified(update_of(model, tmp_path / "w1", 1), tensors, tmp_path / "w1")
+    tensors = {**tensors, "model.norm.weight": tensors["model.norm.weight"] * 2}
+    wrong = respecified(update_of(model, tmp_path / "w2", 1), tensors, tmp_path / "w2")
+    del tensors["model.layers.1.mlp.experts.0.gate_proj.weight"]
+    short = respecified(update_of(model, tmp_path / "w3", 1), tensors, tmp_path / "w3")
+    worker = Worker(tmp_path / "staging", folder)
+    await worker.engine.start()
+    last = await worker.update(short)
+    assert "'model.layers.1.mlp.experts.0.gate_proj.weight' is missing" in last.message
+    last = await worker.update(wrong)
+    assert last.state == "failed" and "probe: log-probabilities differ" in last.message
+    for stream, (version, wanted) in enumerate((("base/0", perturbed(folder, 0, scale=0.0)), ("run/1", model)), 1):
+        if version == "run/1":
+            assert (await worker.update(good)).state == "served"
+        else:
+            async with worker.updates._loading:  # until it has gone back to what it was started from
+                assert worker.updates.healthy
+        worker.generate(stream, [5, 6, 7], 20)
+        assert isinstance(await worker.ended(stream), Finish)
+        deltas = worker.deltas(stream)
+        ids = [token for delta in deltas for token in bytes_to_ids(delta.ids)]
+        logprobs = [value for delta in deltas for value in bytes_to_floats(delta.logprobs)]
+        assert {delta.version for delta in deltas} == {version}
+        assert logprobs == pytest.approx(logprobs_of(wanted, [5, 6, 7, *ids])[2:], abs=1e-3)
+    await worker.updates.close()
+    await worker.engine.stop()

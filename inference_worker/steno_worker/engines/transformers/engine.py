@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import BadRequest, ConfigError, ContextOverflow, EngineFailed, StenoError, WeightsRefused
@@ -27,7 +28,7 @@ from steno_worker.engines.transformers.batch_thread import BatchThread, Steps
 from steno_worker.engines.transformers.sampler import SamplerRow
 from steno_worker.interfaces import Engine, StagedUpdate, TokenStep, TokenTally
 from steno_worker.weights.adapter import AdapterBase, read_adapter
-from steno_worker.weights.tensors import TensorPlace, check_fits, places_of, read_tensors
+from steno_worker.weights.tensors import TensorPlace, check_fits, places_in, places_of, read_tensors
 from steno_worker.weights.threads import in_time
 
 MIN_TEMPERATURE = 0.01
@@ -106,7 +107,10 @@ class TransformersEngine:
         self._grammars = grammar.Grammars(model_dir, self._config.vocab_size, stop_ids)
         self.tally = TokenTally()
         self._inboxes: dict[Sequence, asyncio.Queue[TokenStep | StenoError]] = {}
-        self._places: dict[str, TensorPlace] = {}
+        self._layers: dict[str, TensorPlace] = {}  # by the names of the model's own
+        self._places: dict[str, TensorPlace] = {}  # by those of its checkpoint
+        self._unused: frozenset[str] = frozenset()  # of the checkpoint, what the model has no place for
+        self._built_from: type[PreTrainedModel] | None = None  # where its own names are others
         self._base = AdapterBase(model_dir)
         self._failure: str | None = None
         self._device = _checked_device(device)
@@ -165,11 +169,12 @@ class TransformersEngine:
     def _read(self, update: StagedUpdate) -> dict[str, torch.Tensor]:
         """The whole model's. An adapter is merged into the checkpoint, read anew: what runs may be of another update."""
         if (entry := update.spec.manifest.adapter) is None:
-            check_fits(update.spec.manifest.tensors, self._places)
-            return read_tensors(update.folder, update.spec.manifest)
+            check_fits([one for one in update.spec.manifest.tensors if one.name not in self._unused], self._places)
+            read = read_tensors(update.folder, update.spec.manifest)
+            return self._converted({name: tensor for name, tensor in read.items() if name not in self._unused})
         self._base.check(entry)
         adapter = read_adapter(update, entry)
-        adapter.check_fits(self._places)
+        adapter.check_fits(self._layers)
         try:
             tensors = dict(_load_model(self._model_dir, self._config).state_dict())
         except Exception as error:  # transformers' own are of many kinds; what runs is as it was
@@ -179,6 +184,16 @@ class TransformersEngine:
         for path, layer in adapter.layers.items():
             tensors[f"{path}.weight"].addmm_(layer.b.float(), layer.a.float(), alpha=adapter.scale)
         return tensors
+
+    def _converted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors of a checkpoint as the model has them: transformers fuses experts when it loads them."""
+        if self._built_from is None:
+            return tensors
+        try:
+            model = self._built_from.from_pretrained(None, config=self._config, state_dict=tensors, dtype=torch.float32)
+        except Exception as error:  # transformers' own are of many kinds; what runs is as it was
+            raise WeightsRefused(f"the weights can't be converted: {error}", field="manifest.tensors") from error
+        return dict(model.state_dict())
 
     async def load_state_dict(self, version: str, tensors: Mapping[str, torch.Tensor], *, keep: bool = False) -> float:
         """Swap weights between two steps; tokens after that carry `version`. What is in flight prefills again, unless `keep`.
@@ -283,9 +298,12 @@ class TransformersEngine:
         try:
             model = _load_model(self._model_dir, self._config)
             torch.nn.Module.to(model, self._device)
+            self._layers = places_of(model.state_dict())
+            self._places = _checkpoint_places(model, self._layers)
+            self._unused = frozenset(places_in(self._model_dir).keys() - self._places.keys())
         except Exception as error:
             raise ConfigError(f"model: {self._model_dir} can't be loaded: {error}") from error
-        self._places = places_of(model.state_dict())
+        self._built_from = None if self._places is self._layers else type(model)
         return RunningBatch(
             model, version=self._version, max_running=self._max_streams, prefill_tokens=self._prefill_tokens
         )
@@ -362,3 +380,16 @@ def _load_model(model_dir: Path, config: Any) -> PreTrainedModel:
     )
     model.train(False)
     return model
+
+
+def _checkpoint_places(model: PreTrainedModel, layers: dict[str, TensorPlace]) -> dict[str, TensorPlace]:
+    """The model's places by the names that its checkpoint has for them, as trainers send them: experts one by one."""
+    if not getattr(model, "_weight_conversions", None):  # what transformers' loader leaves
+        return layers
+    places = {}
+    for key, place in layers.items():
+        whole = torch.empty(place.shape, dtype=torch.float32 if place.floating else torch.int64, device="meta")
+        made = revert_weight_conversion(model, {key: whole})
+        for name, tensor in made.items():
+            places[name] = TensorPlace(tuple(tensor.shape), place.floating, place.shared if len(made) == 1 else name)
+    return places
