@@ -39,17 +39,19 @@ class PolicyKeeper:
     """Brings the workers of every policy to its newest version, at this replica. Keeps the hub's `Watcher` protocol.
 
     Attributes: names: of models that workers have served. on_names: called when they have changed, for turns that wait for one.
-    Args: clock: Unix seconds; deadlines of updates are shared with other replicas.
+    Args: clock: Unix seconds, in which replicas share when an update was posted. steady: seconds, for all that is waited for
+    here: it goes on evenly when somebody sets the machine's time.
     """
 
     def __init__(
-        self, store: PolicyStore, *, clock: Callable[[], float] = time.time, settle_s: float = SETTLE_S
-    ) -> None:
+        self, store: PolicyStore, *, clock: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic,
+        settle_s: float = SETTLE_S,
+    ) -> None:  # fmt: skip
         self._store = store
         self.names = ServedModelNames(store)
         self.on_names: Callable[[], None] = lambda: None
-        self._clock = clock
-        self._settled_at = clock() + settle_s
+        self._clock, self._steady = clock, steady
+        self._settled_at = steady() + settle_s
         self._updates: dict[str, PolicyUpdates] = {}
         self._workers: dict[str, WorkerChannel] = {}
         self._unsure: set[str] = set()  # workers whose new version only the store may know
@@ -79,8 +81,8 @@ class PolicyKeeper:
             run = self._find(update_id)
         if run is None:
             return recorded(await self._store.update(update_id))
-        until = self._clock() + wait_s
-        while not (run.ended or self._has_work(run)) and (left := until - self._clock()) > 0:
+        until = self._steady() + wait_s
+        while not (run.ended or self._has_work(run)) and (left := until - self._steady()) > 0:
             await self._changed(left)
         return run.view()
 
@@ -107,7 +109,7 @@ class PolicyKeeper:
         key = (update_id, name)
         self._uploading[key] += 1
         try:
-            upload = Upload(run, shard, offset, send=self._send_chunk, changed=self._changed, clock=self._clock)
+            upload = Upload(run, shard, offset, send=self._send_chunk, changed=self._changed, clock=self._steady)
             return await upload.forward(body)
         finally:
             self._uploading[key] -= 1
@@ -156,7 +158,7 @@ class PolicyKeeper:
         known = self._workers.get(worker.id) is worker
         self._workers[worker.id] = worker
         self.names.hear(self._names_served())
-        now = self._clock()
+        now = self._steady()
         for policy, version in _taking(worker):
             updates = self._updates_of(policy)
             said = updates.announced if known else updates.join
@@ -165,7 +167,7 @@ class PolicyKeeper:
         self._kick.set()
 
     def announced(self, worker: WorkerChannel) -> None:
-        now = self._clock()
+        now = self._steady()
         if self.names.hear(self._names_served()):
             self._kick.set()
         for card in worker.models:
@@ -188,7 +190,7 @@ class PolicyKeeper:
             member = run.members.get(worker.id)
             had, state = (member.received, member.state) if member is not None else (0, "")
             loaded = member is not None and member.load_s is not None  # it has said so before
-            orders = updates.progress(worker.id, said, self._clock())
+            orders = updates.progress(worker.id, said, self._steady())
             metrics.POLICY_STAGED.labels(run.spec.transport).inc(max(0, said.received - had))
             if said.state == "served" and member is not None and member.load_s == said.load_s:
                 metrics.POLICY_PAUSE.labels(run.spec.transport).observe(said.pause_s)
@@ -210,7 +212,7 @@ class PolicyKeeper:
             del self._workers[worker.id]
             self._unsure.discard(worker.id)
             for updates in self._updates.values():
-                self._carry_out(updates, updates.leave(worker.id, self._clock()))
+                self._carry_out(updates, updates.leave(worker.id, self._steady()))
 
     # -- the store
 
@@ -266,12 +268,14 @@ class PolicyKeeper:
                 run = self._run_of(await self._store.update(update_id))
             except NotFound:  # superseded between the two questions
                 return
-            self._carry_out(updates, updates.adopt(run, self._clock()))
-        self._carry_out(updates, updates.serve(run, self._clock()))
+            self._carry_out(updates, updates.adopt(run, self._steady()))
+        self._carry_out(updates, updates.serve(run, self._steady()))
 
     def _adopt(self, row: UpdateRow) -> None:
-        updates, now = self._updates_of(row.policy), self._clock()
+        updates, now = self._updates_of(row.policy), self._steady()
         run = updates.runs.get(row.update_id)
+        if run is not None and row.since > run.since:
+            run.unix_ahead_s = self._unix_ahead_s()
         if run is None:
             log.info("policy %s: update %s to version %s", row.policy, row.update_id, row.version)
             self._carry_out(updates, updates.adopt(self._run_of(row), now))
@@ -285,8 +289,12 @@ class PolicyKeeper:
     def _run_of(self, row: UpdateRow) -> UpdateRun:
         return UpdateRun(
             row.update_id, read_json(UpdateSpec, row.spec), number=row.number, created_at=row.created_at,
-            since=row.since, settle_until=max(self._clock(), self._settled_at), state=row.state, ended_at=row.ended_at,
+            since=row.since, settle_until=max(self._steady(), self._settled_at), state=row.state, ended_at=row.ended_at,
+            unix_ahead_s=self._unix_ahead_s(),
         )  # fmt: skip
+
+    def _unix_ahead_s(self) -> float:
+        return self._clock() - self._steady()
 
     # -- what is to be done
 
@@ -311,7 +319,7 @@ class PolicyKeeper:
                 worker.send(Abandon(update_id))
         except StenoError as error:  # the manifest fits in no packet
             failed = Progress(update_id, "failed", code=error.code, message=error.message)
-            self._carry_out(updates, updates.progress(worker.id, failed, self._clock()))
+            self._carry_out(updates, updates.progress(worker.id, failed, self._steady()))
 
     def _note(self, updates: PolicyUpdates) -> None:
         """Count what has ended; have the store told; mark workers where they may generate, or may not any more."""
@@ -365,13 +373,13 @@ class PolicyKeeper:
             self._timer.cancel()
             self._timer = None
         if due:
-            wait_s = max(0.01, min(due) - self._clock())
+            wait_s = max(0.01, min(due) - self._steady())
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         for updates in list(self._updates.values()):
-            self._carry_out(updates, updates.tick(self._clock()))
+            self._carry_out(updates, updates.tick(self._steady()))
 
     def close(self) -> None:
         """No more timers. Idempotent."""

@@ -48,14 +48,16 @@ class UpdateRun:
 
     Args:
     number: in the order of posting within the policy.
-    since: when its deadline began to run.
+    created_at, since, ended_at: when it was posted, when its deadline began to run, when it ended; in Unix seconds, which
+        replicas share. All else is in seconds of the clock that `now` is of, which nobody sets.
+    unix_ahead_s: of `now`, when the update was heard of.
     settle_until: workers that come until then are awaited; those of a proxy that has just started are still dialling.
     state: `running`, or how it ended already: then it only brings others along.
     """
 
     def __init__(
         self, update_id: str, spec: UpdateSpec, *, number: int, created_at: float, since: float, settle_until: float,
-        state: str = "running", ended_at: float | None = None,
+        state: str = "running", ended_at: float | None = None, unix_ahead_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.update_id = update_id
         self.spec = spec
@@ -65,6 +67,7 @@ class UpdateRun:
         self.since = since
         self.state = state
         self.ended_at = ended_at
+        self.unix_ahead_s = unix_ahead_s
         self.noted = state != "running"  # that it has ended, by whoever carries out what is decided here
         self.stored = ""  # the state in which the store was told that it has ended
         self.applied = state != "running"
@@ -153,7 +156,7 @@ class UpdateRun:
             if member.state in ("waiting", "receiving", "ready"):
                 self._steps.append(MemberFrame(member.worker_id, FrameKind.ABANDON))
             member.cursor = None
-        self.state, self.ended_at = "superseded", now if self.ended_at is None else self.ended_at
+        self.state, self.ended_at = "superseded", self._unix(now) if self.ended_at is None else self.ended_at
         return self._taken()
 
     def revive(self, since: float, now: float) -> list[MemberFrame]:
@@ -197,7 +200,7 @@ class UpdateRun:
             if member.state == "loading" and self.state in ("running", "done"):
                 due.append(self._load_until(member))
         if self.state == "running":
-            due += [at for at in (self.since + self.spec.deadline_s, self._settle_until) if at > self._now]
+            due += [at for at in (self._deadline, self._settle_until) if at > self._now]
         return min(due) if due else None
 
     def wants(self) -> list[Want]:
@@ -223,6 +226,13 @@ class UpdateRun:
         )  # fmt: skip
 
     # -- decisions
+
+    @property
+    def _deadline(self) -> float:
+        return self.since - self.unix_ahead_s + self.spec.deadline_s
+
+    def _unix(self, now: float) -> float:
+        return now + self.unix_ahead_s
 
     def _serve(self, member: UpdateMember) -> None:
         self.served = True
@@ -254,7 +264,7 @@ class UpdateRun:
         self._steps.append(MemberFrame(member.worker_id, FrameKind.APPLY))
 
     def _load_until(self, member: UpdateMember) -> float:
-        return max(self.since + self.spec.deadline_s, member.applied_at + LOADING_S)
+        return max(self._deadline, member.applied_at + LOADING_S)
 
     def _advance(self, now: float) -> list[MemberFrame]:
         """Go on to whatever the facts now allow."""
@@ -266,14 +276,14 @@ class UpdateRun:
             if member.state == "loading" and now >= self._load_until(member):
                 member.fail("deadline: not loaded in time", now)
         if self.state == "running":
-            late = now >= self.since + self.spec.deadline_s
+            late = now >= self._deadline
             if late:
                 self._name_late(members, now)
             if not self.applied:
                 self._go(members, late, now)
             self._end(members, late, now)
         elif self.state == "failed" and self.served:
-            self.state, self.ended_at = "done", now
+            self.state, self.ended_at = "done", self._unix(now)
             # Those that came while it rested were not asked.
             self._steps += [
                 MemberFrame(member.worker_id, FrameKind.PREPARE) for member in members if member.state == "waiting"
@@ -302,9 +312,9 @@ class UpdateRun:
         if settling or not all(member.settled for member in members):
             return
         if self.served:
-            self.state, self.ended_at, self.applied = "done", now, True
+            self.state, self.ended_at, self.applied = "done", self._unix(now), True
         elif late or any(member.attempts for member in members):
-            self.state, self.ended_at = "failed", now
+            self.state, self.ended_at = "failed", self._unix(now)
 
     def _taken(self) -> list[MemberFrame]:
         steps, self._steps = self._steps, []

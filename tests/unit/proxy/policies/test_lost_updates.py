@@ -96,7 +96,7 @@ class Worker:
 async def test_after_redis_has_lost_all_the_next_push_reaches_the_workers_of_every_proxy() -> None:
     now = 0.0
     before, after = MemoryPolicies(), MemoryPolicies()
-    keepers = [PolicyKeeper(before, clock=lambda: now, settle_s=0.0) for _ in range(2)]
+    keepers = [PolicyKeeper(before, clock=lambda: now, steady=lambda: now, settle_s=0.0) for _ in range(2)]
     workers = [Worker("base/0") for _ in keepers]  # one, as each replica sees it
 
     async def push(step: int) -> None:
@@ -153,7 +153,7 @@ async def test_what_is_kept_of_updates_does_not_grow_with_their_number() -> None
 
 async def test_who_had_not_failed_takes_over_the_new_deadline_of_an_update_that_was_posted_again() -> None:
     now, store = 0.0, MemoryPolicies()
-    keepers = [PolicyKeeper(store, clock=lambda: now, settle_s=0.0) for _ in range(2)]
+    keepers = [PolicyKeeper(store, clock=lambda: now, steady=lambda: now, settle_s=0.0) for _ in range(2)]
     asked = spec(1, deadline_s=30.0)
 
     async def states() -> list[str]:
