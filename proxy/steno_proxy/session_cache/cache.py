@@ -132,6 +132,8 @@ class Recorder:
         if recording := self._recordings.get(trial_id):
             recording.session = session
         log.info("session %s ended: %s", trial_id, told.code)
+        if self.traces is not None:
+            self.traces.ended(session)
         task = asyncio.create_task(self._account_for(trial_id, self.abort(trial_id, told)))
         self._accounting.add(task)
         task.add_done_callback(self._accounting.discard)

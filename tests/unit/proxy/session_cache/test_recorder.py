@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections import OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from steno.contracts.errors import Gone, NotFound
+from steno.contracts.errors import Gone, NotFound, ReplayDiverged
 from steno.contracts.records import OPEN, IndexRow, Session, Timings, Turn
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import OPEN_WAIT_S, Recording
@@ -50,6 +51,19 @@ async def test_two_replicas_see_each_others_turns() -> None:
     assert (here.turns, there.turns) == (1, 0)
     here, there = await one.enter("t"), await two.enter("t")
     assert here.tree.ids == there.tree.ids == ["000000000000", "000000000001"]
+
+
+async def test_the_span_of_a_session_that_diverged_from_its_origin_comes_as_of_any_other_end() -> None:
+    store, ended = MemoryStore(), list[Session]()
+    cache = recorder(store)
+    cache.traces = SimpleNamespace(ended=ended.append)  # type: ignore[assignment]
+    await cache.enter("t")
+    await cache.diverged("t", ReplayDiverged("new message 1 differs"))
+    await cache.diverged("t", ReplayDiverged("of a second request"))
+    assert {(session.trial_id, session.status, session.end_reason) for session in ended} == {
+        ("t", "aborted", "replay_diverged")
+    }
+    await cache.close()
 
 
 class SlowTail(MemoryStore):
