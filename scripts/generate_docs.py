@@ -136,11 +136,12 @@ def metrics_page() -> str:
     ]
     worker = CollectorRegistry()
     WorkerMetrics(worker)
-    for program, metrics in (("steno proxy", proxy_metrics()), ("steno worker", list(worker.collect()))):
+    programs = (("steno proxy", proxy_metrics(), REGISTRY), ("steno worker", list(worker.collect()), worker))
+    for program, metrics, registry in programs:
         lines += [f"## {program}", "", "| metric | type | labels | how to read it |", "|---|---|---|---|"]
         for metric in sorted(metrics, key=lambda metric: metric.name):
             name = metric.name + ("_total" if metric.type == "counter" else "")
-            lines.append(f"| `{name}` | {metric.type} | {_labels(metric)} | {_cell(metric.documentation)} |")
+            lines.append(f"| `{name}` | {metric.type} | {_labels(metric, registry)} | {_cell(metric.documentation)} |")
         lines.append("")
     lines += ["## steno train", "", *_TRAINER_INTRO.splitlines(), "", "| metric | how to read it |", "|---|---|"]
     lines += [f"| `{measure.prometheus}` | {_cell(measure.help)} |" for measure in MEASURES]
@@ -235,8 +236,8 @@ def _usage(command: Any) -> str:
     return " [OPTIONS]" + "".join(f" {word}" for word in words)
 
 
-def _labels(metric: Metric) -> str:
-    declared = getattr(REGISTRY, "_names_to_collectors", {}).get(metric.name)
+def _labels(metric: Metric, registry: CollectorRegistry) -> str:
+    declared = getattr(registry, "_names_to_collectors", {}).get(metric.name)
     names = getattr(declared, "_labelnames", ())
     return ", ".join(f"`{name}`" for name in names)
 

@@ -35,6 +35,8 @@ def grew(counter: str, by: str = "", over: str = "1h") -> str:
     return f"({outer}(increase({counter}[{over}])) > 0) or ({outer}({counter} unless {counter} offset {over}) > 0)"
 
 
+TAKEN = 'steno_proxy_leases_total{how=~"granted|returned"}'
+
 PROXY_PANELS = (
     Panel(
         "Sampled tokens recorded",
@@ -68,6 +70,15 @@ PROXY_PANELS = (
         "Each worker dials every replica: replicas that see fewer than others serve their trials with less",
         "max(steno_proxy_workers) - min(steno_proxy_workers) > 0 for 15m",
         name="ReplicasDisagree",
+    ),
+    Panel(
+        "Workers gone within the last hour",
+        "max(max_over_time(steno_proxy_workers[1h])) - max(steno_proxy_workers)",
+        "Died and not started again, or out of reach: their log and their supervisor's say why. After you took some away it is "
+        "above 0 for an hour",
+        "> 0 for 10m",
+        "I9",
+        name="WorkersGone",
     ),
     Panel(
         "Requests, by how they were answered",
@@ -149,7 +160,11 @@ PROXY_PANELS = (
     Panel(
         "Groups in hand, by state",
         "max by (state) (steno_proxy_groups)",
-        "`ready` that grows: sampled faster than trained, and getting stale",
+        "`ready` that grows: sampled faster than trained, and getting stale. Alert: something was sampled in the last six hours, "
+        "groups are ready, and no trainer takes one",
+        f'max(steno_proxy_groups{{state="ready"}}) > 0 unless ({grew(TAKEN, over="15m")}) '
+        "and sum(increase(steno_proxy_completion_tokens_total[6h])) > 0 for 1h",
+        name="GroupsNotTaken",
     ),
     Panel(
         "Age of groups at their lease, 95th percentile",
@@ -269,10 +284,8 @@ WORKER_PANELS = (
     Panel(
         "Engines that can generate",
         "min by (instance) (steno_worker_engine_up)",
-        "A worker whose engine is dead ends, and is started again by its supervisor",
-        "< 1 for 2m",
-        "I9",
-        name="EngineDead",
+        "A worker whose engine is dead ends within seconds, and is started again by its supervisor: `StenoWorkersGone` says that "
+        "it was not",
     ),
     Panel(
         "Proxies that a worker serves",
@@ -326,15 +339,15 @@ WORKER_PANELS = (
 _TRAINER = (
     Panel(
         "Steps",
-        "max(steno_train_step)",
+        "max by (instance) (steno_train_step)",
         "Step of the current weights",
     ),
     Panel(
         "Ledger of the run, by what became of its tokens",
-        "max by (outcome) (steno_train_ledger_tokens)",
+        "max by (instance, outcome) (steno_train_ledger_tokens)",
         "`sampled` is the sum of all others; what is missing has no reason",
-        'abs(max(steno_train_ledger_tokens{outcome="sampled"}) - sum(max by (outcome) '
-        '(steno_train_ledger_tokens{outcome!="sampled"}))) > 0 for 15m',
+        'abs(sum by (instance) (steno_train_ledger_tokens{outcome="sampled"}) - sum by (instance) '
+        '(steno_train_ledger_tokens{outcome!="sampled"})) > 0 for 15m',
         "I4",
         urgent=True,
         name="LedgerUnbalanced",

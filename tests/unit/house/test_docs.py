@@ -66,6 +66,11 @@ def test_every_panel_draws_metrics_that_there_are_by_labels_that_they_have() -> 
                 assert shown | {label} - {""} <= set(labels), f"{panel.title}: {name} has {labels}"
 
 
+def test_the_page_of_metrics_has_the_labels_of_workers_too() -> None:
+    """Theirs are in a registry of their own."""
+    assert "| `steno_worker_unsent_tokens_total` | counter | `why` |" in PAGES["docs/metrics.md"]()
+
+
 def test_every_setting_metric_route_and_error_is_documented() -> None:
     settings, metrics, api = ((ROOT / f"docs/{name}.md").read_text() for name in ("settings", "metrics", "api"))
     for program in PROGRAMS.values():

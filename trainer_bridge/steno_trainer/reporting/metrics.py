@@ -124,7 +124,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("compute/repeated_tokens", "Tokens computed again since such samples are in several micro-batches"),
         ("memory/peak_bytes", "Largest device memory of a rank in the step; resident memory on a CPU"),
         ("queue/waiting_groups", "Groups leased and not yet taken"),
-        ("queue/in_hand_groups", "Groups of the run registered and not yet acknowledged"),
+        ("queue/in_hand_groups", "Groups of the run that run, are ready or are leased; without those that are used"),
         (
             "report/unposted",
             "Steps that the proxy did not take to show them, since the trainer started; training goes on",
