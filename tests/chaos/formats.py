@@ -175,7 +175,8 @@ class Messages:
                 messages.append({"role": "user", "content": line.text})
         system = {"system": lines[0].text} if lines[0].role == "system" else {}
         tools = [{"name": TOOL_NAME, "input_schema": _SCHEMA}]
-        return {"model": model, "max_tokens": 500, "messages": messages, "tools": tools, "stream": stream} | system
+        asked = {"model": model, "max_tokens": 500, "messages": messages, "tools": tools, "stream": stream}
+        return asked | {"thinking": {"type": "adaptive"}} | system
 
     def whole(self, body: Any) -> Answer:
         _expect(bool(body["stop_reason"]), "no stop reason", body)

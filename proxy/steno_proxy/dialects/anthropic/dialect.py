@@ -1,8 +1,8 @@
 """Anthropic Messages: `POST /{trial_id}/v1/messages`, streamed and not, and what `count_tokens` answers.
 
-An answer is a list of blocks: thinking, text, then tool_use, each opened, filled and closed in that order. A client may act on a
-closed block and keeps it when the stream breaks, so `closes` tells the turn when one is about to be closed (I3). A tool call
-whose arguments are no JSON object is streamed as it was sampled; in an answer in one piece, where `input` must be an object, it
+An answer is a list of blocks: thinking (for clients that asked for it), text, then tool_use, each opened, filled and closed in
+that order. A client may act on a closed block and keeps it when the stream breaks, so `closes` tells the turn when one is about
+to be closed (I3). A tool call whose arguments are no JSON object is streamed as it was sampled; in an answer in one piece, where `input` must be an object, it
 is `{"__unparsedToolInput": "<as sampled>"}`, which is how Claude Code sends such a call back. Text of nothing but white space is
 no block. Requests are `jobs.py`, the OpenAPI operations `schema.py`.
 """
@@ -56,7 +56,7 @@ class MessagesDialect:
     def answer(self, request: CanonicalRequest, header: Header, choices: Sequence[Choice]) -> bytes:
         choice = choices[0]
         message = _message(header) | _ended(choice, request.job.sampling.stop)
-        message["content"] = blocks(choice.message, header.answer_id)
+        message["content"] = blocks(choice.message, header.answer_id, hides_reasoning=request.hides_reasoning)
         message["usage"] = _usage(choice.prompt_tokens, choice.cached_tokens, choice.completion_tokens)
         return to_json(message)
 
@@ -90,10 +90,11 @@ class MessagesCount:
         return COUNT_TOKENS
 
 
-def blocks(message: Message, turn_id: str) -> list[dict[str, Any]]:
+def blocks(message: Message, turn_id: str, *, hides_reasoning: bool = False) -> list[dict[str, Any]]:
     """The projection of a canonical assistant message onto this format."""
     found: list[dict[str, Any]] = []
-    if reasoning := message.get("reasoning_content"):
+    reasoning = message.get("reasoning_content")
+    if reasoning and not hides_reasoning:
         found.append({"type": "thinking", "thinking": reasoning, "signature": signature(turn_id)})
     content = message["content"]
     if content and not content.isspace():
@@ -164,6 +165,7 @@ class MessagesWriter:
     def __init__(self, request: CanonicalRequest, header: Header) -> None:
         self._header = header
         self._stops = request.job.sampling.stop
+        self._hides_reasoning = request.hides_reasoning
         self._open = _NOTHING
         self._blocks = 0  # opened so far; the open one has the index before
         self._calls: dict[int, int] = {}  # tool call -> its block
@@ -177,7 +179,7 @@ class MessagesWriter:
 
     def closes(self, index: int, piece: Piece) -> bool:
         at = self._open
-        if piece.reasoning:
+        if piece.reasoning and not self._hides_reasoning:
             if at not in (_NOTHING, _THINKING):
                 return True
             at = _THINKING
@@ -196,7 +198,7 @@ class MessagesWriter:
         if piece.content and self._open == _TEXT and not (piece.reasoning or piece.tool_calls):
             return self._delta(b'{"type":"text_delta","text":' + to_json(piece.content))
         out = b""
-        if piece.reasoning:
+        if piece.reasoning and not self._hides_reasoning:
             out += self._reasoning(piece.reasoning)
         if piece.content:
             out += self._text(piece.content)

@@ -84,6 +84,7 @@ def canonical(body: MessagesBody, *, complete: bool = True) -> CanonicalRequest:
         dropped=seen.dropped,
         images=seen.images,
         merges=True,
+        hides_reasoning=(body.thinking or {}).get("type") not in ("enabled", "adaptive"),
     )
 
 

@@ -78,11 +78,10 @@ class ChatDialect:
 
 def _message_out(message: Message, reasoning_in: Sequence[str]) -> dict[str, Any]:
     """As OpenAI shows it: content is null beside tool calls, `refusal` is always there. reasoning_in: the fields that hold the
-    reasoning."""
+    reasoning. They are null where there is none, as vLLM has them: without them LiteLLM looks for tags in the text."""
     calls = message.get("tool_calls")
     out = {"role": "assistant", "content": message["content"] or (None if calls else ""), "refusal": None}
-    if reasoning := message.get("reasoning_content"):
-        out |= dict.fromkeys(reasoning_in, reasoning)
+    out |= dict.fromkeys(reasoning_in, message.get("reasoning_content") or None)
     if calls:
         out["tool_calls"] = calls
     return out

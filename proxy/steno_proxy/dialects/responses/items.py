@@ -126,6 +126,8 @@ class _ItemsReader:
             roles = "system, developer, user, assistant"
             raise BadRequest(f"{path}.role: got {shown}, must be one of {roles}", field=f"{path}.role")
         self.end()
+        if role == "user":
+            self._drop_reasoning_before_all()
         self.messages.append({"role": "system" if role == "developer" else role, "content": content})
 
     def _call(self, path: str, item: dict[str, Any], custom: bool) -> None:
@@ -194,6 +196,15 @@ class _ItemsReader:
             if thoughts := "".join(self._thought):
                 self._reply["reasoning_content"] = thoughts
         self._reply, self._turn, self._said, self._thought, self._answered = None, "", [], [], False
+
+    def _drop_reasoning_before_all(self) -> None:
+        """Drops a reply of reasoning alone that answers nobody: CrewAI puts that of its last answer before the conversation."""
+        *before, reply = self.messages or [{}]
+        if reply.get("role") != "assistant" or any(message["role"] != "system" for message in before):
+            return
+        if not (reply["content"] or "tool_calls" in reply or RECORDED in reply):
+            self.messages.pop()
+            self._seen.dropped.append("reasoning")
 
     def _of_turn(self, turn: str, *, message: bool = False, reasoning: bool = False) -> Message:
         """The assistant message that an item of `turn` ("": unknown) belongs to; a new one if it is not the last."""

@@ -15,7 +15,9 @@
                 of the others may come in this way, too
     REASONING   a reply with its reasoning in its text, before what was said: between tags (gptme: `<think>`), or without them, as
                 a part of its own (Zed), or right before the recorded text. Space around either counts for nothing. Any of the
-                others may come in the first two ways, too
+                others may come in the first two ways, too. Also the other way round: of a reply that was recorded with tags, since
+                its worker has no reasoning parser, clients take what is between them out of the text (LiteLLM), or write it
+                between tags anew (pydantic-ai)
 
 Ids are looked up in the session's own tree, so those of another trial say nothing (I8). Same name and other arguments are a
 rewritten history: an agent that empties long arguments wants a shorter prompt, and is to get it. Pure.
@@ -91,10 +93,10 @@ def named_turn(message: Message) -> str:
 
 
 def _without_reasoning(said: Message, reply: Message) -> Message:
-    """The same message, or without the recorded reasoning, where that stands before its text."""
+    """The same message, or without the recorded reasoning, where that stands before its text, and is none of the recorded text."""
     reasoning, whole = (reply.get("reasoning_content") or "").strip(), text_of(reply.get("content"))
     if not reasoning:
-        return said
+        return _with_tagged_reasoning(said, whole)
     rest = _after_tags(said.get("content"), reasoning)
     if rest is None:
         rest = _after_bare_reasoning(said.get("content"), reasoning, whole)
@@ -105,13 +107,38 @@ def _without_reasoning(said: Message, reply: Message) -> Message:
     return {**said, "content": whole}
 
 
+def _with_tagged_reasoning(said: Message, whole: str) -> Message:
+    """The same message, or with the tags that the recorded text begins with, where it has in another way what is between them."""
+    recorded = _tagged(whole)
+    if recorded is None:
+        return said
+    reasoning, rest = recorded
+    head = whole[: len(whole) - len(rest)]
+    text = text_of(said.get("content"))
+    if text.startswith(head):
+        return said
+    theirs = _after_tags(text, reasoning.strip())
+    if theirs is None:
+        if not reasoning.strip() or (said.get("reasoning_content") or "").strip() != reasoning.strip():
+            return said
+        theirs = text
+    if theirs.strip() != rest.strip():
+        whole = head + rest[: len(rest) - len(rest.lstrip())] + theirs.lstrip()
+    return {**said, "content": whole}
+
+
 def _after_tags(content: Any, reasoning: str) -> str | None:
-    text = text_of(content)
+    found = _tagged(text_of(content))
+    return found[1] if found is not None and found[0].strip() == reasoning else None
+
+
+def _tagged(text: str) -> tuple[str, str] | None:
+    """What stands between the tags that a text begins with, and what follows them."""
     opened = _TAG.match(text)
     if opened is None:
         return None
     inside, closed, rest = text[opened.end() :].partition(f"</{opened[1]}>")
-    return rest if closed and inside.strip() == reasoning else None
+    return (inside, rest) if closed else None
 
 
 def _after_bare_reasoning(content: Any, reasoning: str, whole: str) -> str | None:

@@ -285,6 +285,7 @@ async def test_the_anthropic_sdks_own_retry_gets_the_answer_that_it_lost() -> No
         answer = await client.messages.create(
             model="m",
             max_tokens=64,
+            thinking={"type": "adaptive"},
             messages=[{"role": "user", "content": "x"}],
             tools=[{"name": "f", "input_schema": {"type": "object"}}],
         )
@@ -298,7 +299,8 @@ async def test_who_joins_in_a_format_with_blocks_gets_closed_ones_only_from_the_
     gate = asyncio.Event()
     say = Say("text", reasoning="hm", calls=[("own", "f", "{}")], gates={4: gate})
     async with running(ParrotEngine(lambda request: say)) as proxy:
-        body = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "x"}]}
+        asked = [{"role": "user", "content": "x"}]
+        body = {"model": "m", "max_tokens": 64, "messages": asked, "thinking": {"type": "adaptive"}}
         first = asyncio.create_task(proxy.http.post("/t/v1/messages", json=body))
         await until(lambda: proxy.engine.requests)
         await asyncio.sleep(0.05)
@@ -386,7 +388,7 @@ async def test_in_redis_what_broke_is_superseded_for_every_replica() -> None:
 async def test_a_turn_open_at_another_replica_is_superseded_and_stays_so_when_it_ends() -> None:
     store = MemoryStore()
     gate = asyncio.Event()
-    body = {"model": "m", "max_tokens": 64, "messages": ASKED}
+    body = {"model": "m", "max_tokens": 64, "messages": ASKED, "thinking": {"type": "adaptive"}}
     async with running(ParrotEngine(lambda r: Say("abcd", reasoning="hm", gates={4: gate})), store=store) as one:
         first = asyncio.create_task(read(one, {}, body, "/t/v1/messages"))
         await until(lambda: one.engine.requests)

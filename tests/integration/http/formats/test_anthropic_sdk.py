@@ -44,8 +44,11 @@ async def test_a_conversation_with_tools_is_one_exact_branch(tools: Proxy, strea
     """I2, with what the SDK itself makes of our answers as the echo."""
     client = sdk(tools)
     messages: list[Any] = [HI]
+    shown: list[str] = []
     while True:
         asked: Any = {"model": "m", "max_tokens": 500, "messages": messages, "tools": TOOLS, "system": "Be good."}
+        if thinking:
+            asked["thinking"] = {"type": "adaptive"}
         if streamed:
             async with client.messages.stream(**asked) as stream:
                 answer = await stream.get_final_message()
@@ -53,7 +56,8 @@ async def test_a_conversation_with_tools_is_one_exact_branch(tools: Proxy, strea
             answer = await client.messages.create(**asked)
         if answer.stop_reason != "tool_use":
             break
-        kept = [block for block in answer.content if thinking or block.type != "thinking"]
+        kept = answer.content
+        shown.append(kept[0].type)
         messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in kept]})
         results: list[Any] = [
             {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "ok"}]}
@@ -63,6 +67,8 @@ async def test_a_conversation_with_tools_is_one_exact_branch(tools: Proxy, strea
         messages.append({"role": "user", "content": results})
     assert (answer.stop_reason, answer.content[0].text) == ("end_turn", "Done.")  # type: ignore[union-attr]
     turns = await tools.turns("t")
+    assert shown[0] == ("thinking" if thinking else "text"), "shown to who asked for it; the record has it"
+    assert turns[0].reply["reasoning_content"]
     assert [turn.fork_reason for turn in turns] == [None, None, None]
     assert [turn.parent_id for turn in turns] == [None, turns[0].turn_id, turns[1].turn_id]
     assert not any(turn.partial for turn in turns)

@@ -166,6 +166,53 @@ def test_other_reasoning_or_other_text_behind_it_is_not_the_reply(text):
     assert echo_of(said, REPLY, TURN, partial=False) is None, "no reasoning is on record"
 
 
+TAGGED = assistant("<think>\nLet me see.\n</think>\n\nBoth.")
+"""As a worker without a reasoning parser gives it."""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {**assistant("\n\nBoth."), "reasoning_content": "\nLet me see.\n"},
+        {**assistant("Both."), "reasoning_content": "Let me see."},
+        assistant("<think>\n\nLet me see.\n\n</think>\n\nBoth."),
+        assistant("<think>Let me see.</think>Both."),
+    ],
+)
+def test_a_reply_whose_text_has_its_reasoning_between_tags_may_come_back_otherwise(said):
+    """LiteLLM takes it out of the text; pydantic-ai writes it anew, with other white space."""
+    assert echo_of(said, TAGGED, TURN, partial=False) == (message_digest(TAGGED), TAGGED, EchoedAs.REASONING)
+    calls = (ONE, "ls", '{"a": 1}'), (TWO, "cat", '{"b": ')
+    with_calls = {**REPLY, "content": TAGGED["content"]}
+    echo = echo_of({**said, "tool_calls": assistant("", *calls)["tool_calls"]}, with_calls, TURN, partial=False)
+    assert echo == (message_digest(with_calls), with_calls, EchoedAs.REASONING)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        assistant("Both."),
+        assistant("\n\nBoth."),
+        {**assistant("Both."), "reasoning_content": "Let me not see."},
+        {**assistant("Neither."), "reasoning_content": "Let me see."},
+        assistant("<think>Let me not see.</think>Both."),
+        assistant("<think>Let me see.</think>Neither."),
+    ],
+)
+def test_other_reasoning_or_none_of_a_reply_with_tags_is_not_the_reply(said):
+    assert echo_of(said, TAGGED, TURN, partial=False) is None
+
+
+def test_space_around_a_reply_with_tags_is_only_that():
+    echo = echo_of(assistant(TAGGED["content"] + "\n"), TAGGED, TURN, partial=False)
+    assert echo is not None and echo.how is EchoedAs.SPACE
+    begun = {**assistant("Bo"), "reasoning_content": "Let me see."}
+    echo = echo_of(begun, TAGGED, TURN, partial=True)
+    assert echo is not None and echo.how is EchoedAs.BEGINNING
+    empty = assistant("<think>\n\n</think>\n\nBoth.")
+    assert echo_of(assistant("Both."), empty, TURN, partial=False) is None, "who leaves out an empty thought says less"
+
+
 def parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 

@@ -227,6 +227,25 @@ def test_the_events_of_an_answer_in_their_order() -> None:
     )
 
 
+@pytest.mark.parametrize(("thinking", "shown"), [
+    (None, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, True), ({"type": "enabled", "budget_tokens": 1024}, True),
+])  # fmt: skip
+def test_thinking_is_shown_to_clients_that_asked_for_it(thinking: dict[str, Any] | None, shown: bool) -> None:
+    """As Anthropic shows it. Outlines and many scripts read `content[0].text`; AG2 puts the thought into the reply's text."""
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "thinking": thinking}
+    request = MessagesDialect().parse(json.dumps(body).encode())
+    said = choice({"reasoning_content": "hm", "content": "Now."})
+    types = ["thinking", "text"] if shown else ["text"]
+    assert [block.type for block in WIRE.read(MessagesDialect().answer(request, HEADER, [said])).content] == types
+    writer = MessagesDialect().writer(request, HEADER)
+    told = writer.begin(0, 100, 0)
+    assert not writer.closes(0, Piece(reasoning="hm"))
+    told += writer.piece(0, Piece(reasoning="hm"))
+    assert writer.closes(0, Piece(content="Now.")) is shown, "an open block of thinking"
+    told += writer.piece(0, Piece(content="Now.")) + writer.finish(said) + writer.end([said])
+    assert [block.type for block in WIRE.read_stream(told).content] == types
+
+
 @pytest.mark.parametrize(
     ("finish", "stop", "reason", "sequence"),
     [("stop", "", "end_turn", None), ("stop", "END", "stop_sequence", "END"), ("stop", "151645", "end_turn", None),

@@ -101,6 +101,12 @@ def test_a_token_without_text_makes_no_chunk_unless_logprobs_were_asked_for() ->
     assert chunk["choices"][0]["delta"] == {} and len(chunk["choices"][0]["logprobs"]["content"]) == 1
 
 
+def test_a_body_without_reasoning_says_so() -> None:
+    """As vLLM does. Where the fields are missing LiteLLM looks for reasoning in the text, and takes it out of it."""
+    [shown] = json.loads(CHAT.answer(parse(), HEADER, [choice()]))["choices"]
+    assert shown["message"]["reasoning_content"] is None and shown["message"]["reasoning"] is None
+
+
 def test_a_body_has_null_content_beside_tool_calls() -> None:
     calls = [{"id": "call_0123456789ab_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     message = {"role": "assistant", "content": "", "tool_calls": calls, "reasoning_content": "r"}

@@ -121,6 +121,18 @@ def test_reasoning_is_restored_from_what_was_sealed() -> None:
     assert messages(foreign)[0]["reasoning_content"] == "short"
 
 
+def test_reasoning_before_the_conversation_is_left_out_and_named() -> None:
+    """CrewAI sends that of its last answer there."""
+    thought = {"type": "reasoning", "id": f"rs_{TURN}_0", "summary": [{"type": "summary_text", "text": "hm"}]}
+    call = {"type": "function_call", "call_id": f"call_{TURN}_0", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
+    request = parse([thought, USER, call, result], instructions="Be good.", tools=[F])
+    assert [message["role"] for message in request.job.messages] == ["system", "user", "assistant", "tool"]
+    assert request.dropped == ["reasoning"]
+    kept = parse([USER, thought, call, result], tools=[F])
+    assert kept.job.messages[1]["reasoning_content"] == "hm" and not kept.dropped
+
+
 def test_unknown_items_and_tools_are_left_out_and_named() -> None:
     tools = [F, {"type": "web_search"}, {"type": "tool_search"}]
     request = parse([USER, {"type": "web_search_call", "id": "ws_1", "status": "completed"}], tools=tools)
