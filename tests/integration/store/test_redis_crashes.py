@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.errors import NotFound
 from steno_proxy.store.encoding.head import head_of
 from steno_proxy.store.redis.index import GRACE_S
-from steno_proxy.store.redis.schema import PENDING
+from steno_proxy.store.redis.schema import PENDING, group_index_key, group_key
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.contracts.list import listed, make_group
 from tests.support.contracts.recording import END, record
@@ -136,6 +136,32 @@ async def test_an_expiry_that_was_not_published_is_finished_by_the_next(server: 
     assert (await windows.healthy.stats())["sessions"]["completed"] == 0
     with pytest.raises(NotFound):
         await windows.healthy.session("old")
+
+
+@pytest.mark.parametrize("dies", ["publish", "_group_gone"])
+@pytest.mark.parametrize("how", ["expire", "delete"])
+async def test_a_group_whose_last_session_goes_in_a_crash_goes_too(
+    server: RedisServer, windows: Windows, dies: str, how: str
+) -> None:
+    """It stayed among its run's groups for ever, or its session in the group's list."""
+    group, sessions = make_group("g", 1)
+    await windows.healthy.create_group(group, sessions)
+    await windows.healthy.complete("g-0", status="aborted", **(END | {"reward": None}))
+    await windows.healthy.settle("g-0", now=END["now"])
+    setattr(windows.dying._index, dies, windows._crash)
+    with pytest.raises(Crash):
+        if how == "expire":
+            await windows.dying.expire(now=END["now"] + 10.0, retention_s=1.0)
+        else:
+            await windows.dying.delete("g-0", now=END["now"] + 10.0, tombstone_s=0.001)
+    await asyncio.sleep(0.01)
+    assert await windows.later() == 1
+    with pytest.raises(NotFound):
+        await windows.healthy.group("g")
+    assert await windows.healthy.runs.groups("r") == []
+    with server.client() as client:
+        assert not client.exists(group_index_key("g")) and not client.exists(group_key("g"))
+    assert pending(server) == 0
 
 
 async def test_a_group_cut_short_is_finished_by_repeating_it(server: RedisServer, windows: Windows) -> None:

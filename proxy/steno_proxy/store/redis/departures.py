@@ -46,7 +46,7 @@ class RedisDepartures:
             await self._delete_archived(trial_id, place, now=now, tombstone_s=tombstone_s)
         group, doc = await self._link.ask(("HGET", keys.session, "group"), ("GET", keys.doc))
         owed = doc is None or accountable(group and group.decode(), run_of(doc))
-        members = await self._index.announce([trial_id])
+        members = await self._index.announce([trial_id], group and group.decode())
         tombstone_ms = max(1, round(tombstone_s * 1000))
         reply = await self._link.run(
             self._delete, [*keys, *side_keys(trial_id)], [tombstone_ms, "", repr(now), int(owed)]
@@ -72,12 +72,13 @@ class RedisDepartures:
         """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""
         [found] = await self._shelf.heads([(trial_id, place)])
         session = found if isinstance(found, Session) else None  # also one that can't be read may be deleted
+        [member] = (await self._index.announce([trial_id], session and session.group_id)).values()
         await self._archive.forget(trial_id)
         created = session.created_at if session else now
         await self._archive.bury(trial_id, created, now=now, tombstone_ms=max(1, round(tombstone_s * 1000)))
         head = head_of(session) if session else Head(created=created, updated=now)
         head.status = "deleted"
-        await self._index.publish(trial_id, head, until=self._clock() + tombstone_s)
+        await self._index.publish(trial_id, head, member, until=self._clock() + tombstone_s)
 
     async def leaving(self, cutoff: float, skip: int) -> list[tuple[str, float]]:
         """Some sessions that ended at or before `cutoff`, and when, oldest first, after the first `skip`."""
@@ -134,8 +135,33 @@ class RedisDepartures:
         await self._link.run(self._seal, trial_keys(trial_id)[:2], [])
         state = await self._archive.state(trial_id)
         if not state:
-            await self._index.settle(trial_id, at=self._clock())
+            await self._look_again(trial_id)
         return state
+
+    async def _look_again(self, trial_id: str) -> None:
+        """The index is behind: the session has gone, say, and whoever took it away was cut short."""
+        place = None
+        if await self._archive.status(trial_id) is None:
+            place = (await self._archive.places([trial_id])).get(trial_id)
+        if place is None:
+            await self._index.settle(trial_id, at=self._clock())
+            return
+        [found] = await self._shelf.heads([(trial_id, place)])
+        if isinstance(found, Session):
+            await self._end(trial_id, found.group_id)
+        else:
+            log.warning(
+                "which group session %s was of can't be read; the next round asks again: %s", trial_id, found.message
+            )
+
+    async def _end(self, trial_id: str, group_id: str | None) -> None:
+        """A session is in the archive alone. If it is the last of its group here, its run lets go of the group first: as long as
+        `ended` has the session, a round that comes after a crash does it again."""
+        if group_id is not None and not await self._index.others_here(group_id, trial_id):
+            raw = await self._link.call(self._link.client.get(group_key(group_id)))
+            if raw is not None:
+                await self._runs.forget(read_json(Group, raw), self._clock(), archived=True)
+        await self._index.settle(trial_id, at=self._clock())
 
     async def left(self, trial_id: str, group_id: str | None, state: str) -> bool:
         """The session's place is known: it leaves Redis. False: it has changed since `prepare`, and stays, or was deleted."""
@@ -143,11 +169,7 @@ class RedisDepartures:
             if await self._archive.status(trial_id) == "deleted":
                 await self._archive.forget(trial_id)
             return False
-        await self._index.settle(trial_id, at=self._clock())
-        if group_id is not None and not await self._index.any_here(group_id):
-            raw = await self._link.call(self._link.client.get(group_key(group_id)))
-            if raw is not None:
-                await self._runs.forget(read_json(Group, raw), self._clock(), archived=True)
+        await self._end(trial_id, group_id)
         return True
 
     async def drop_ended(self, *, now: float, retention_s: float) -> int:
@@ -173,17 +195,20 @@ class RedisDepartures:
     async def _drop(self, trial_id: str, cutoff: float, now: float) -> bool:
         """Drop a session that the index believes to be past its retention. False: it is not, or its group is not done with it."""
         found = await self._accounts.settle(trial_id, now)
-        group = found.head.group if found is not None and found.head.status != "deleted" else None
-        if found is not None and group is not None and not await self._runs.lets_go(found.run_id, group, now):
-            return False
+        group = found.head.group if found is not None else None
+        if found is not None and group is not None and found.head.status != "deleted":
+            gone = await self._runs.lets_go(found.run_id, group, now)
+            if not gone:
+                return False
+        [member] = (await self._index.announce([trial_id], group)).values()
         args = [0, repr(cutoff), repr(now), int(found is not None)]
         reply = await self._link.run(self._delete, [*trial_keys(trial_id), *side_keys(trial_id)], args)
         if reply[0] != 1:
-            await self._index.settle(trial_id, at=self._clock())
+            await self._index.settle(trial_id, member, at=self._clock())
             return False
         head = head_from_hash(pairs(reply[1]))
         head.status = "missing"
-        await self._index.publish(trial_id, head)
+        await self._index.publish(trial_id, head, member)
         return True
 
 

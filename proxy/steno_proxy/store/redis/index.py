@@ -67,9 +67,13 @@ class RedisIndex:
         self._publish = Script("publish")
         self._untimed_at = -UNTIMED_EVERY_S
 
-    async def announce(self, trial_ids: Iterable[str]) -> dict[str, str]:
-        """Step 1. Returns: for each trial the member of `pending` that its `publish` settles."""
-        members = {trial_id: f"{trial_id}/{secrets.token_hex(4)}" for trial_id in trial_ids}
+    async def announce(self, trial_ids: Iterable[str], group_id: str | None = None) -> dict[str, str]:
+        """Step 1. Returns: for each trial the member of `pending` that its `publish` settles.
+
+        Args: group_id: of a trial that goes: step 2 may leave nothing that says it.
+        """
+        named = "" if group_id is None else f"/{group_id}"
+        members = {trial_id: f"{trial_id}/{secrets.token_hex(4)}{named}" for trial_id in trial_ids}
         now = repr(self._clock())
         scored = [part for member in members.values() for part in (now, member)]
         await self._link.write("ZADD", PENDING, *scored)
@@ -86,24 +90,32 @@ class RedisIndex:
         look_at: float | None = None,
         found_by: SessionFacets | None = None,
     ) -> None:
-        """Step 3.
+        """Step 3. Where the last session of a group is gone, its announcement goes after the group: a crash leaves both or none.
 
         Args: head: what step 2 left; None: nothing. at: when it was looked for, if there is nothing.
             until: when the tombstone expires, if there is one. look_at: when the sweep is to look at an open one first.
             found_by: of a session that lists show; None: as it was.
         """
         now = self._clock()
-        group = head.group if head else None
         created = head.created if head else at
         ended = "" if head is None or head.ended is None else repr(head.ended)
         status = head.status if head else "missing"
-        args: list[str | bytes] = [trial_id, member, status, repr(created), ended, repr(now), repr(until)]
+        gone = status in ("deleted", "missing")
+        group = head.group if head else None
+        if gone and group is None:
+            group = member.partition("/")[2].partition("/")[2] or None
+        last = member if gone and group is not None else ""
+        settles = "" if last else member
+        args: list[str | bytes] = [trial_id, settles, status, repr(created), ended, repr(now), repr(until)]
         args += ["" if look_at is None else repr(look_at), b"" if found_by is None else found_by.line()]
         left = await self._link.run(self._publish, index_keys(group), args)
         if group is not None and left == 0:
-            raw = await self._link.call(self._link.client.getdel(group_key(group)))
+            raw = await self._link.call(self._link.client.get(group_key(group)))
             if raw is not None:
                 await self._group_gone(read_json(Group, raw))
+                await self._link.call(self._link.client.delete(group_key(group)))
+        if last:
+            await self.withdraw(last)
 
     async def withdraw(self, member: str) -> None:
         """Instead of step 3, when step 2 changed nothing."""
@@ -174,11 +186,14 @@ class RedisIndex:
         members = await self._link.call(self._link.client.zrange(ENDED, "-inf", repr(cutoff), **bounds))
         return [(member.decode(), at) for member, at in members]
 
-    async def any_here(self, group_id: str) -> bool:
-        """Whether a session of the group has not left for the archive yet."""
+    async def others_here(self, group_id: str, trial_id: str) -> bool:
+        """Whether a session of the group other than this one has not left for the archive yet."""
         key = group_index_key(group_id)
-        found = await self._link.ask(*(("ZINTERCARD", 2, key, o, "LIMIT", 1) for o in (status_key("open"), ENDED)))
-        return any(found)
+        opened, ended, *own = await self._link.ask(
+            ("ZINTERCARD", 2, key, status_key("open"), "LIMIT", 1), ("ZINTERCARD", 2, key, ENDED, "LIMIT", 2),
+            ("ZSCORE", key, trial_id), ("ZSCORE", ENDED, trial_id),
+        )  # fmt: skip
+        return bool(opened or ended > (None not in own))
 
     async def list_again(self, session: Session) -> None:
         """A session of the archive, in the lists of a Redis that does not know it."""

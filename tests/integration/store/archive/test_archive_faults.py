@@ -8,10 +8,10 @@ from typing import Any
 import fsspec
 import pytest
 
-from steno.contracts.errors import ArchiveUnreadable
+from steno.contracts.errors import ArchiveUnreadable, StoreUnavailable
 from steno.contracts.records import Session
 from steno_proxy.archive import objects
-from steno_proxy.store.redis.schema import ARCHIVED, ENDED
+from steno_proxy.store.redis.schema import ARCHIVED, ENDED, RUNS
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.archive.support import (
     FaultyFileSystem,
@@ -22,7 +22,7 @@ from tests.integration.store.archive.support import (
     replica,
     trials_in,
 )
-from tests.support.contracts.list import ALL, listed
+from tests.support.contracts.list import ALL, listed, make_group
 from tests.support.contracts.recording import END, record
 from tests.support.machine.redis_server import RedisServer
 from tests.support.records.recordings import session
@@ -66,6 +66,40 @@ async def test_a_crash_anywhere_loses_nothing_and_duplicates_nothing(
 
 async def _nothing() -> None:
     return None
+
+
+@pytest.mark.parametrize("room, call", [("_archive", "leave"), ("_runs", "forget"), ("_index", "settle")])
+async def test_a_group_whose_last_session_leaves_while_redis_hiccups_is_forgotten(
+    store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch, room: str, call: str
+) -> None:
+    """It stayed among the run's groups for ever, and the run among those that each sweep walks."""
+    group, sessions = make_group("g", 2)
+    await store.create_group(group, sessions)
+    for trial_id in group.trial_ids:
+        await store.complete(trial_id, status="aborted", **(END | {"reward": None}))
+        await store.settle(trial_id, now=END["now"])
+    where = getattr(store.departures, room)
+    real, calls = getattr(where, call), []
+
+    async def once(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if call != "forget":
+            answer = await real(*args, **options)
+        if len(calls) == (1 if call == "forget" else 2):
+            raise StoreUnavailable("the session store does not answer")
+        return await real(*args, **options) if call == "forget" else answer
+
+    monkeypatch.setattr(where, call, once)
+    with pytest.raises(StoreUnavailable):
+        await move(store)
+    monkeypatch.undo()
+    await move(store)
+    [place] = await store.runs.groups("r")
+    assert place.archived and (place.state, place.ended) == ("empty", 2)
+    await store.runs.close_due()
+    with server.client() as client:
+        assert (client.zcard(RUNS), client.zcard(ENDED)) == (0, 0)
+    assert await listed(store, group_id="g") == group.trial_ids
 
 
 async def test_a_replica_that_lost_the_archive_changes_nothing(
