@@ -13,6 +13,7 @@ from typing import Any
 from steno.contracts.records import Group
 from steno.contracts.runs.leases import Lease, LeaseRequest
 from steno_rollouts.admission import admissible_groups
+from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
@@ -176,13 +177,19 @@ class Mute:
 
 
 @contextlib.asynccontextmanager
-async def looped(world: World, crew: Crew, evaluator: Any = None, **fields: Any) -> AsyncIterator[Loop]:
+async def looped(
+    world: World, crew: Crew, evaluator: Any = None, saved: RunState | None = None, **fields: Any
+) -> AsyncIterator[Loop]:
+    """Args: saved: of a checkpoint that is gone on from."""
     settings = RunSettings(
         model="m", groups_per_step=GROUPS_PER_STEP, max_staleness_steps=world.bound,
         **{"checkpoint_every": 1, "total_steps": 6, **fields},
     )  # fmt: skip
     settings.check()
-    state = TrainingState("r", VersionHistory((PolicyVersion("base", 0), PolicyVersion("a", 0))))
+    if saved is not None:
+        state = TrainingState.of(saved)
+    else:
+        state = TrainingState("r", VersionHistory((PolicyVersion("base", 0), PolicyVersion("a", 0))))
 
     async def run(run_id: str) -> Any:
         waiting = len(world.ready)

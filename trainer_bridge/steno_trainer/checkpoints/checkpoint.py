@@ -54,18 +54,22 @@ class RunState(msgspec.Struct, frozen=True):
 
     run_id: whose groups were trained; another run's books and groups would not go with these. path: the history's lineages with
     their last steps. ledger: `Ledger.to_bytes`. trained_groups: groups whose step is in this state, as far as their
-    acknowledgement may be lost.
+    acknowledgement may be lost. named_models: `train_models` that calls asked for; None: a release before wrote this.
     """
 
     run_id: str
     path: tuple[tuple[str, int], ...]
     ledger: bytes = b""
     trained_groups: tuple[str, ...] = ()
+    named_models: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, run_id: str, history: VersionHistory, ledger: Ledger, trained_groups: set[str]) -> RunState:
+    def of(
+        cls, run_id: str, history: VersionHistory, ledger: Ledger, trained_groups: set[str],
+        named_models: tuple[str, ...] | None = None,
+    ) -> RunState:  # fmt: skip
         path = tuple((version.lineage, version.step) for version in history.path)
-        return cls(run_id, path, ledger.to_bytes(), tuple(sorted(trained_groups)))
+        return cls(run_id, path, ledger.to_bytes(), tuple(sorted(trained_groups)), named_models)
 
     @property
     def history(self) -> VersionHistory:

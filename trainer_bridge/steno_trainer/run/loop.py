@@ -90,10 +90,11 @@ class Loop:
         self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
         self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
         self._skipped = 0  # steps in a row that changed no weight
+        self._models = tuple(sorted(settings.train_models))
+        # Those that a run was started with may be others than these.
+        known = state.ledger.total().trained > 0 if state.named_models is None else state.named_models == self._models
         self._named_calls = NamedCalls(
-            settings.train_models,
-            found=settings.records is not None or state.ledger.total().trained > 0,
-            to_the_end=settings.is_offline,
+            settings.train_models, found=settings.records is not None or known, to_the_end=settings.is_offline
         )
         self._ending = Ending()
 
@@ -207,6 +208,8 @@ class Loop:
             report_by=settings.report_by,
         )
         self._named_calls.look(ready.named, ready.other_models)
+        if self._named_calls.found:
+            state.named_models = self._models
         report: StepReport | None = None
         if ready.batch.rows:
             self._view.phase(f"training on {ready.trained_tokens:,} tokens")

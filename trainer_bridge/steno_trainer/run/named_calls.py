@@ -11,7 +11,7 @@ from steno_trainer.data.record_file import shown_names
 log = logging.getLogger(__name__)
 
 MOST_STEPS = 3
-"""Without a call by such a name, from the beginning of a run on."""
+"""Without a call by such a name, since the run has these names."""
 
 
 class NamedCalls:
@@ -20,7 +20,7 @@ class NamedCalls:
 
     def __init__(self, models: Sequence[str], *, found: bool, to_the_end: bool) -> None:
         self._models = models
-        self._found = found
+        self.found = found
         self._to_the_end = to_the_end
         self._steps = 0
         self._others: set[str] = set()
@@ -30,7 +30,7 @@ class NamedCalls:
 
         Raises: ConfigError: as `check`, after so many steps.
         """
-        self._found = self._found or named
+        self.found = self.found or named
         if named or not others:
             return
         self._steps += 1
@@ -44,7 +44,7 @@ class NamedCalls:
 
     def check(self) -> None:
         """Raises: ConfigError: no call was by one of these names so far."""
-        if self._steps and not self._found:
+        if self._steps and not self.found:
             raise ConfigError(
                 f"train_models: got {', '.join(self._models)}; all calls so far asked for {shown_names(self._others)}",
                 field="train_models",

@@ -14,20 +14,23 @@ class TrainingState:
     """Of a run: what its checkpoint has beside weights and optimizer.
 
     run: its name. history: ends in the current version. ledger: of all steps that count, balanced. trained: groups whose step is
-    in this state and whose acknowledgement is not confirmed yet.
+    in this state and whose acknowledgement is not confirmed yet. named_models: `train_models`, sorted, if a call asked for one of
+    them; None: a release before did not write it down.
     """
 
     run: str
     history: VersionHistory
     ledger: Ledger = field(default_factory=Ledger)
     trained: set[str] = field(default_factory=set)
+    named_models: tuple[str, ...] | None = ()
 
     @classmethod
     def of(cls, saved: RunState) -> TrainingState:
-        return cls(saved.run_id, saved.history, saved.read_ledger(), set(saved.trained_groups))
+        trained = set(saved.trained_groups)
+        return cls(saved.run_id, saved.history, saved.read_ledger(), trained, saved.named_models)
 
     def saved(self) -> RunState:
-        return RunState.of(self.run, self.history, self.ledger, self.trained)
+        return RunState.of(self.run, self.history, self.ledger, self.trained, self.named_models)
 
     @property
     def step(self) -> int:

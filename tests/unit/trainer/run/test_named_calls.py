@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from steno.contracts.errors import ConfigError
+from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.run.named_calls import MOST_STEPS
 from tests.unit.trainer.looping import ALL_S, GROUPS_PER_STEP, Crew, World, looped
 
@@ -39,6 +41,41 @@ async def test_a_run_whose_names_were_asked_for_goes_on_where_they_are_not() -> 
         await asyncio.wait_for(loop.run(), ALL_S)
     assert loop.state.step == 2
     assert loop.state.ledger.total().untrained["other_model"] >= 6 * GROUPS_PER_STEP * (MOST_STEPS + 1)
+
+
+async def stopped(models: list[str]) -> RunState:
+    """A run that has trained one step under these names."""
+    world = World(bound=3)
+    async with looped(world, Crew(world, push_s=0.0), train_models=models, total_steps=1) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    assert loop.state.ledger.total().trained > 0
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(loop.state.saved()), type=RunState)
+
+
+@pytest.mark.parametrize("before", [[], ["policy"], ["policy", "main"]])
+async def test_names_that_are_wrong_since_a_resume_end_the_run_as_they_do_from_its_beginning(before: list[str]) -> None:
+    saved = await stopped(before)
+    world = World(bound=3)
+    crew = Crew(world, push_s=0.0)
+    async with looped(world, crew, saved=saved, train_models=["polcy"]) as loop:
+        with pytest.raises(ConfigError, match="train_models: got polcy; all calls so far asked for 'policy'"):
+            await asyncio.wait_for(loop.run(), ALL_S)
+    assert (loop.state.step, crew.durable, world.acknowledged) == (1, set(), [])
+
+
+@pytest.mark.parametrize(
+    "old", [False, True], ids=["by this release", "by one that does not know which names they were"]
+)
+async def test_a_run_that_is_gone_on_with_under_its_names_need_not_find_them_again(old: bool) -> None:
+    saved = await stopped(["policy", "main"])
+    assert saved.named_models == ("main", "policy")
+    if old:
+        saved = msgspec.structs.replace(saved, named_models=None)
+    world = World(bound=3)
+    async with looped(world, Crew(world, push_s=0.0), saved=saved, train_models=["main", "policy"]) as loop:
+        for _ in range(MOST_STEPS + 1):
+            loop._named_calls.look(False, ["other"])
+        loop._named_calls.check()
 
 
 async def test_steps_whose_rewards_are_equal_say_nothing_of_names(caplog: pytest.LogCaptureFixture) -> None:
