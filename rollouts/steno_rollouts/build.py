@@ -16,6 +16,7 @@ from steno_rollouts.claims import Claims
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.groups import GroupOptions, Observer
 from steno_rollouts.harness import Rollouts
+from steno_rollouts.patience import PatientSteno
 from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.tasks.task import Task, load_tasks
 from steno_rollouts.trials.command import check_command
@@ -177,7 +178,10 @@ class Prepared:
             return RayPlayer(self.ray, self.settings, self.run_id, self.harbor)
         return ExecutorPlayer(client, executor or self.executor(client), self.options(), self.reward)
 
-    def client(self) -> AsyncSteno:
+    def client(self, *, patient: bool = False) -> AsyncSteno:
+        """patient: a proxy that is away is waited for as long as it takes (`patience.py`), and so is room in a full store."""
+        if patient:
+            return PatientSteno(self.settings.proxy, self.settings.key)
         return AsyncSteno(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
 
     async def say_over(self, client: AsyncSteno) -> None:
@@ -218,5 +222,6 @@ class Prepared:
         )
         admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
         return Rollouts(
-            client, runner, groups, admission=admission, in_hand=in_hand, observers=observers, claims=claims or Claims(client)
+            client, runner, groups, admission=admission, in_hand=in_hand, observers=observers, claims=claims or Claims(client),
+            patient=isinstance(client, PatientSteno),
         )  # fmt: skip

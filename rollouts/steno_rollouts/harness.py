@@ -20,14 +20,14 @@ from functools import partial
 from types import MappingProxyType
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
+from steno.contracts.errors import Conflict, Gone, NotFound, StenoError, StoreFull
 from steno.contracts.rest import GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.groups import GroupOptions, Observer, Planned
 from steno_rollouts.outcome import EndReason, TrialResult
-from steno_rollouts.posts import posted, to_its_end
+from steno_rollouts.posts import Stop, posted, to_its_end
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
@@ -36,6 +36,8 @@ FIRST_TURN_S = 0.5
 """Between two looks at whether the first trial has had its first turn."""
 OTHERS_S = 3.0
 """Between two looks at the trials that other launchers run."""
+FULL_S = 5.0
+"""Between two looks at whether a full store takes a new group."""
 LOOKS = 10
 """Looks at what is in hand between two at whom a held back group waits for, and at other launchers' trials."""
 
@@ -59,11 +61,13 @@ class Rollouts:
         in_hand: InHand | None = None,
         observers: Sequence[Observer] = (),
         claims: Claims | None = None,
+        patient: bool = False,
     ) -> None:
         """
         Args:
             claims: None: nobody else works on this run.
             in_hand: groups of the run that are not acknowledged yet, for `admission`; default: as the proxy counts them.
+            patient: new groups wait for room in a full store, and observers are told why; else that ends the rollouts.
         """
         self._client = client
         self._runner = runner
@@ -77,6 +81,7 @@ class Rollouts:
         self._first = FirstTurns(options.stop_after_failures)
         self._running: dict[str, int] = {}
         self._claims = claims
+        self._patient = patient
         self._others: dict[str, Assignment] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn_to_others = asyncio.Event()
@@ -113,7 +118,7 @@ class Rollouts:
                     asked.cancel()
                 self._unanswered.clear()
             else:
-                await to_its_end(self._give_up(results))
+                await to_its_end(self._give_up(results), stopping=True)
         if self._first.stopped is not None:
             raise self._stopped(self._first.stopped)
         return results
@@ -143,25 +148,32 @@ class Rollouts:
         failed before its first turn."""
         # One that is on record is in hand already, and must be gone on with, also where another launcher has just registered it.
         admitted = not self._admission.bounded or await self._is_registered(identity)
-        looks = 0
+        looks, group = 0, None
         while True:
             # A group is not made before its first trial can run: until then it would only grow old.
             async with self._slots:
+                full = None
                 if admitted or await self._admission.admits(self._in_hand):
+                    try:
+                        group = await self._register(plan, identity)
+                    except StoreFull as error:
+                        if not self._patient:
+                            raise
+                        full = error
+                if group is not None:
                     for observer in self._observers if looks else ():
                         observer.held_back(None)
-                    group = await self._register(plan, identity)
                     if group.trials and all(_failed_early(trial, plan) for trial in group.trials):
                         return False
                     for observer in self._observers:
                         observer.group_started(group)
                     found = await self._open(group, plan, results)
                     break
-            await self._held_back(looks, running, results)
+            await self._held_back(looks, full, running, results)
             if self._first.stopped is not None:
                 return True
             looks += 1
-            admitted = await self._is_registered(identity)
+            admitted = not self._admission.bounded or await self._is_registered(identity)
         trials = []
         for assignment in found:
             if (trial := await self._begin(assignment, running, results)) is not None:
@@ -309,7 +321,8 @@ class Rollouts:
             return False
 
     async def _register(self, plan: Planned, identity: str) -> GroupTrials:
-        asked = posted(self._client.create_group(self.options.spec(plan.task, identity)))
+        stop = Stop()
+        asked = posted(self._client.create_group(self.options.spec(plan.task, identity)), stop)
         try:
             return await asyncio.shield(asked)
         except Conflict as error:
@@ -317,6 +330,7 @@ class Rollouts:
                 raise
             raise Conflict(f"{error.message}: its task or its settings have changed; give another --run") from None
         except asyncio.CancelledError:
+            stop.told = True
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if nobody waits
             self._unanswered.append((plan, asked))  # the proxy may have registered it by now
             raise
@@ -373,19 +387,25 @@ class Rollouts:
         for observer in self._observers:
             observer.trial_ended(result)
 
-    async def _held_back(self, looks: int, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
-        """The staleness bound admits no group now. What the groups in hand wait for may be these rollouts' to do."""
+    async def _held_back(
+        self, looks: int, full: StoreFull | None, running: asyncio.TaskGroup, results: list[TrialResult]
+    ) -> None:
+        """No group can be made now: the staleness bound admits none, or the store is full. What the groups in hand wait for may
+        be these rollouts' to do."""
         if not self._tasks and self._first.held:  # a later trial would tell whose fault it was, and there can be none
             if self._first.proven or await self._proven_elsewhere():
                 await self._give_up_failed(self._first.let_go(), results)
-            else:
+            elif full is None:
                 self._first.stop()
-        if looks % LOOKS == 0:
-            why = self._admission.waits_for(await self._client.run(self.options.run_id))
+        if full is not None or looks % LOOKS == 0:
+            why = full.message if full is not None else await self._waits_for()
             for observer in self._observers:
                 observer.held_back(why)
             await self._look_at_others(running, results)
-        await asyncio.sleep(self._admission.ask_again_s)  # the proxy is asked: nobody tells
+        await asyncio.sleep(self._admission.ask_again_s if full is None else FULL_S)  # the proxy is asked: nobody tells
+
+    async def _waits_for(self) -> str:
+        return self._admission.waits_for(await self._client.run(self.options.run_id))
 
     async def _proven_elsewhere(self) -> bool:
         """Whether another launcher's trial, or one of an earlier start, has had a turn."""

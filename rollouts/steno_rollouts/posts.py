@@ -4,33 +4,58 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _NAME = "steno-post"
 
 
-def posted(post: Awaitable[T]) -> asyncio.Task[T]:
+@dataclass
+class Stop:
+    """Whether those who post are to come to an end. A post within a post has the same."""
+
+    told: bool = False
+
+
+_STOP: ContextVar[Stop | None] = ContextVar("steno-stop", default=None)
+
+
+def told_to_stop() -> bool:
+    """Whether rollouts that were cancelled or have failed wait for what is being posted here: then a proxy that is away is not
+    asked for ever."""
+    stop = _STOP.get()
+    return stop is not None and stop.told
+
+
+def posted(post: Awaitable[T], stop: Stop) -> asyncio.Task[T]:
     """Begin it, in a task that `is_post` knows."""
 
     async def made() -> T:
         return await post
 
-    return asyncio.create_task(made(), name=_NAME)
+    context = copy_context()
+    context.run(_STOP.set, stop)
+    return asyncio.create_task(made(), name=_NAME, context=context)
 
 
 def is_post(task: asyncio.Task[Any]) -> bool:
     return task.get_name() == _NAME
 
 
-async def to_its_end(post: Awaitable[None]) -> None:
-    """However often this is cancelled meanwhile: then CancelledError is raised once it has ended. Raises: what it raises."""
-    task, cancelled = posted(post), False
+async def to_its_end(post: Awaitable[None], *, stopping: bool = False) -> None:
+    """However often this is cancelled meanwhile: then CancelledError is raised once it has ended. Raises: what it raises.
+
+    Args: stopping: the rollouts are cancelled, or have failed, already."""
+    stop = _STOP.get() or Stop()
+    stop.told = stop.told or stopping
+    task, cancelled = posted(post, stop), False
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            cancelled = True
+            cancelled = stop.told = True
     task.result()
     if cancelled:
         raise asyncio.CancelledError

@@ -96,9 +96,10 @@ async def _evaluate(settings: EvaluateSettings) -> list[TrialResult]:
 
     run_id = settings.run or f"eval-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     async with contextlib.AsyncExitStack() as stack:
+        elsewhere = settings.model is None  # a proxy of our own that has ended does not come back
         if settings.model is not None:
             settings = await stack.enter_async_context(_served(settings, settings.model, run_id))
-        return await roll_out(settings, run_id)
+        return await roll_out(settings, run_id, patient=elsewhere)
 
 
 @contextlib.asynccontextmanager

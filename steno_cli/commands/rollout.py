@@ -33,18 +33,19 @@ def rollout(settings: RolloutSettings) -> None:
         raise typer.Exit(EXIT_FAILURE)
 
 
-async def roll_out(settings: RolloutSettings, run_id: str) -> list[TrialResult]:
-    """The results of all trials; progress goes to stderr. Raises: as `Prepared.of` and `Rollouts.run`."""
+async def roll_out(settings: RolloutSettings, run_id: str, *, patient: bool = True) -> list[TrialResult]:
+    """The results of all trials; progress goes to stderr. Args: patient: as in `Prepared.client`. Raises: as `Prepared.of` and
+    `Rollouts.run`."""
     from steno_rollouts.build import Prepared
 
     prepared = Prepared.of(settings, run_id)
     if prepared.ray is not None:
         prepared.ray.join()  # it blocks, and sets a handler of SIGTERM, which would end this process at once
     with _cancelled_by_signals(run_id):
-        return await _rolled_out(prepared, run_id)
+        return await _rolled_out(prepared, run_id, patient)
 
 
-async def _rolled_out(prepared: Prepared, run_id: str) -> list[TrialResult]:
+async def _rolled_out(prepared: Prepared, run_id: str, patient: bool) -> list[TrialResult]:
     from steno_rollouts.groups import epochs
     from steno_rollouts.preflight import (
         about_trainer,
@@ -98,7 +99,7 @@ async def _rolled_out(prepared: Prepared, run_id: str) -> list[TrialResult]:
         observers = [progress]
         if settings.results is not None:
             observers.append(files.enter_context(ResultsFile(settings.results, known)))  # type: ignore[arg-type]
-        async with prepared.client() as client:
+        async with prepared.client(patient=patient) as client:
             rollouts = prepared.rollouts(client, observers=observers)
             async with progress.shown():
                 planned = epochs(prepared.tasks, settings.epochs, settings.shuffle_seed)

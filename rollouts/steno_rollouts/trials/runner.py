@@ -107,8 +107,8 @@ class TrialRunner:
         except (Gone, NotFound) as error:  # it was deleted meanwhile, as its end will show
             verdict = CommandOutcome(EndReason.CANCELLED, detail=error.message)
         except asyncio.CancelledError:
-            verdict = CommandOutcome(EndReason.CANCELLED)
-            await to_its_end(_told(report, self._close(assignment, verdict, began, attempts, ended, folder)))
+            closing = self._close(assignment, CommandOutcome(EndReason.CANCELLED), began, attempts, ended, folder)
+            await to_its_end(_told(report, closing), stopping=True)
             raise
         await to_its_end(_told(report, self._close(assignment, verdict, began, attempts, ended, folder)))
         return None

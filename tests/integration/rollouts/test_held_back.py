@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import StoreFull
 from steno.contracts.records import Session
-from steno.contracts.rest import GroupSpec
+from steno.contracts.rest import GroupSpec, GroupTrials
+from steno_rollouts import harness
 from steno_rollouts.groups import epochs
 from steno_rollouts.harness import RolloutsStopped
 from steno_rollouts.outcome import TrialResult
+from steno_rollouts.patience import PatientSteno
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials.executor import Exit
 from tests.integration.rollouts.stand import Stand, prepared, rolled
@@ -83,6 +87,41 @@ async def test_held_back_rollouts_say_what_they_wait_for(stack: Stack, tmp_path:
     held = False
     await running
     assert told[0] is not None and "0 groups are started and not yet trained" in told[0] and told[-1] is None
+
+
+async def test_a_full_store_holds_new_groups_back_and_ends_nothing_that_runs(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it says so. Rollouts of a trainer's own process are told after a while, as they may be what it waits for."""
+    monkeypatch.setattr(harness, "FULL_S", 0.01)
+    create, refused, told, stand = AsyncSteno.create_group, [0], [], Stand(gate=asyncio.Event())
+
+    async def full(client: AsyncSteno, spec: GroupSpec) -> GroupTrials:
+        if stand.started and refused[0] < 20:
+            refused[0] += 1
+            raise StoreFull("Redis uses 85% of its memory")
+        return await create(client, spec)
+
+    class Told:
+        def __getattr__(self, name: str) -> Any:
+            return told.append if name == "held_back" else lambda *_: None
+
+    monkeypatch.setattr(PatientSteno, "create_group", full)
+    monkeypatch.setattr(AsyncSteno, "create_group", full)
+    found = prepared(stack, tmp_path, "full", tasks=2, stop_after_failures=5)
+    async with found.client(patient=True) as client:
+        running = asyncio.create_task(
+            found.rollouts(client, executor=stand, observers=[Told()]).run(epochs(found.tasks, 1))
+        )
+        await until(lambda: len(stand.started) == 4)
+        assert stand.gate is not None
+        stand.gate.set()
+        assert ends(await running) == ["t0 completed"] * 2 + ["t1 completed"] * 2
+    assert told == ["Redis uses 85% of its memory"] * 20 + [None]
+    refused[0] = 0
+    found = prepared(stack, tmp_path, "full-bounded", tasks=2)
+    with pytest.raises(StoreFull):
+        await rolled(found, stand)
 
 
 def ends(results: list[TrialResult]) -> list[str]:

@@ -1,0 +1,76 @@
+"""The launcher's client of the proxy: while the proxy or its store is away, it asks again until they are back, and says so.
+Trials that run go on meanwhile, and the end of one that has been scored is not lost.
+
+Once the rollouts are told to stop, what they still post (`posts.py`) is tried for half a minute. It does not ask a full store
+again: new groups wait for room (`harness.py`), and what runs goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import SecretStr
+
+from steno.client.client import AsyncSteno
+from steno.client.transport import ClientRequest, repeatable
+from steno.contracts.errors import StenoError, StoreFull
+from steno_rollouts.posts import told_to_stop
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+RETRIES = 8
+"""Of a call once the rollouts are told to stop; with growing pauses, half a minute."""
+PAUSE_S = 8.0
+"""The longest between two attempts."""
+SAID_AFTER_S = 5.0
+"""A call is without an answer for so long before anybody is told."""
+SAID_EVERY_S = 60.0
+
+
+class PatientSteno(AsyncSteno):
+    """An `AsyncSteno` whose calls are repeated without an end, as long as the same may succeed later."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str | SecretStr | None = None,
+        *,
+        transport: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        super().__init__(base_url, key, retries=0, transport=transport)
+        self._clock = clock
+        self._sleep = sleep
+        self._said_at: float | None = None
+
+    async def _send(self, request: ClientRequest[T]) -> T:
+        began, failed = self._clock(), 0
+        while True:
+            try:
+                answer = await super()._send(request)
+            except StenoError as error:
+                failed += 1
+                if isinstance(error, StoreFull) or not error.retryable or not repeatable(request):
+                    raise
+                if failed > RETRIES and told_to_stop():
+                    raise
+                self._say(error, self._clock() - began)
+                await self._sleep(min((error.retry_after_s or 1.0) * failed, PAUSE_S))
+                continue
+            if self._said_at is not None and failed:
+                self._said_at = None
+                log.warning("the proxy answers again, after %.0f s", self._clock() - began)
+            return answer
+
+    def _say(self, error: StenoError, for_s: float) -> None:
+        """Once for all calls that wait, and again each minute."""
+        now = self._clock()
+        if for_s >= SAID_AFTER_S and (self._said_at is None or now - self._said_at >= SAID_EVERY_S):
+            self._said_at = now
+            log.warning("asking the proxy again until it answers (for %.0f s now): %s", for_s, error.message)
