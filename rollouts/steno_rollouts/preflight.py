@@ -128,8 +128,15 @@ def check_work_dir(folder: Path) -> None:
         ) from None
 
 
-async def check_reach(url: str) -> None:
-    """Raises: Unreachable: the proxy does not answer at `url`, as seen from this machine."""
+NODES = "All nodes must reach --proxy, and what the proxy gives in trials' URLs (its --public-url)"
+ASKED_HERE = (
+    "The model is asked from this machine, at trials' URLs: set the proxy's --public-url to an address that it reaches"
+)
+
+
+async def check_reach(url: str, wanted: str = NODES) -> None:
+    """Args: wanted: what the operator is told. Raises: Unreachable: the proxy does not answer at `url`, as seen from this
+    machine."""
     async with httpx.AsyncClient(timeout=PROXY_S) as http:
         try:
             answer = await http.get(f"{url}/healthz")
@@ -137,20 +144,21 @@ async def check_reach(url: str) -> None:
         except httpx.TransportError as error:
             said = str(error) or type(error).__name__
     if said is not None:
-        raise Unreachable(
-            f"the proxy can't be reached: GET {url}/healthz failed: {said}. All nodes must reach --proxy, and "
-            "what the proxy gives in trials' URLs (its --public-url)"
-        )
+        raise Unreachable(f"the proxy can't be reached: GET {url}/healthz failed: {said}. {wanted}")
 
 
 async def check_command(prepared: Prepared) -> None:
     """Look for the command where a trial of the first task would: with its environment, in its folder, confined as it is, or in
     its container. With Harbor: set up a sandbox of the first task, with its agent. With verifiers: look at the folder alone.
+    Where the model is asked from here, and not from a sandbox: is the proxy reached where it is asked?
 
-    Raises: ConfigError: it is not there, or may not be run; as `check_work_dir`. Unreachable: a container can't reach the proxy.
+    Raises: ConfigError: it is not there, or may not be run; as `check_work_dir`. Unreachable: the proxy is not reached where the
+    model is asked from.
     """
     settings, task = prepared.settings, prepared.tasks[0]
     await asyncio.to_thread(check_work_dir, settings.work_dir)
+    if prepared.verifiers is not None or (prepared.harbor is not None and prepared.harbor.pointing.where == "launcher"):
+        await check_reach(await public_url(settings.proxy), ASKED_HERE)
     if prepared.harbor is not None:
         harbor = HarborExecutor(prepared.harbor, settings, run_id=prepared.run_id)
         await harbor.check(task, await public_url(settings.proxy))

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from steno.client.client import Steno
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, until_served
+from tests.support.programs.ports import free_port
 from tests.support.programs.stack import ROOT, Stack, running
 from tests.support.programs.variables import without_settings
 
@@ -121,6 +123,20 @@ def test_agents_of_one_trial_ask_by_their_names_and_one_of_them_has_the_reward(
         "reward_key: got 'reward', and critic, solver have rewards, while a trial has one: name one of them"
     )
     assert "the policy plays solver, critic" in (tmp_path / "stderr.log").read_text()
+
+
+def test_the_model_is_asked_at_the_agents_port_where_the_control_plane_has_its_own(home: Path, tmp_path: Path) -> None:
+    control = free_port()
+    proxy = ["--admin-key", ADMIN, "--worker-key", "worker-key", "--control-port", str(control)]
+    with without_settings(), running(tmp_path / "stack", None, proxy=proxy) as found:
+        stack = replace(found, port=control, workers=found.workers)
+        script = HERE / "verifiers_script.py"
+        stack.start_worker("--engine", "scripted", "--script", f"{script}:reply", "--key", "worker-key")
+        until_served(stack)
+        (tmp_path / "run").mkdir()
+        words = ("--limit", "1", "--group-size", "1")
+        [row] = roll_out(stack, home, tmp_path / "run", "ports", "steno_words", {"agent": BASH}, *words)
+    assert (row["end_reason"], row["turns"]) == ("completed", 2)
 
 
 def test_what_ended_a_trial_is_said(stack: Stack, home: Path, tmp_path: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from steno.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError, Unreachable
+from steno_rollouts import preflight
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.preflight import check_command, check_sampling
+from steno_rollouts.trials.harbor.pointing import POINTINGS
+from tests.support.programs.ports import free_port
 
 
 def prepared(tasks: Path, work_dir: Path) -> Prepared:
@@ -54,6 +59,26 @@ async def test_a_file_of_a_task_that_can_not_be_copied_is_named(tmp_path: Path) 
     os.mkfifo(task / "pipe")
     with pytest.raises(ConfigError, match=r"command: a trial can't be started here: .*pipe"):
         await check_command(prepared(task, tmp_path / "work"))
+
+
+@pytest.mark.parametrize("brought", [{"verifiers": None}, {"harbor": "terminus-2"}])
+async def test_where_the_model_is_asked_from_here_its_address_is(
+    brought: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the control plane's, which is what --proxy names where that has a port of its own."""
+    url = f"http://127.0.0.1:{free_port()}"
+
+    async def public_url(_: str) -> str:
+        return url
+
+    monkeypatch.setattr(preflight, "public_url", public_url)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    plans = {kind: SimpleNamespace(pointing=POINTINGS.get(name)) for kind, name in brought.items()}
+    found = replace(prepared(tmp_path / "rows.jsonl", tmp_path / "work"), **cast(Any, plans))
+    with pytest.raises(Unreachable) as caught:
+        await check_command(found)
+    assert caught.value.message.startswith(f"the proxy can't be reached: GET {url}/healthz failed: ")
+    assert caught.value.message.endswith("set the proxy's --public-url to an address that it reaches")
 
 
 BENT: list[dict[str, Any]] = [

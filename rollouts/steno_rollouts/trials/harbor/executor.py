@@ -219,10 +219,7 @@ class HarborExecutor(Executor):
     def _request(self, job: TrialJob, ask: str | None, only_set_up: bool) -> dict[str, Any]:
         settings, plan, task = self._settings, self._plan, job.task
         assert task is not None and task.folder is not None
-        addresses = self._addresses[job.trial_id]
-        if plan.pointing.where == "launcher":
-            addresses = addresses.at(settings.proxy)
-        agent = plan.pointing.agent(addresses, settings.agent_model)
+        agent = plan.pointing.agent(self._addresses[job.trial_id], settings.agent_model)
         named = {"import_path": plan.agent} if plan.agent_file is not None else {"name": plan.agent}
         limit_s = settings.timeout_s or (
             job.timeout_s if task.timeout_s is None and "steps" not in task.fields else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 RELEASE = "0.24.0"
 """Of Harbor, that the table was read off."""
@@ -21,10 +20,6 @@ class Addresses:
 
     urls: Mapping[str, str]
     key: str
-
-    def at(self, proxy: str) -> Addresses:
-        """The same as these rollouts reach them, and not sandboxes."""
-        return Addresses({name: proxy.rstrip("/") + _below(url) for name, url in self.urls.items()}, self.key)
 
 
 @dataclass(frozen=True)
@@ -134,9 +129,3 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
             value = value.replace(f"{{{name}}}", text)
         return value
     return {_filled(key, values): _filled(inner, values) for key, inner in value.items()}
-
-
-def _below(url: str) -> str:
-    """The part of a trial's address that is the same at any address of the proxy: the trial, and what follows."""
-    words = urlsplit(url).path.split("/")
-    return "/" + "/".join(words[-2:] if words[-1] == "v1" else words[-1:])

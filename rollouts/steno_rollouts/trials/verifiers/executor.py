@@ -51,7 +51,7 @@ class VerifiersExecutor(Executor):
         self._plan = plan
         self._settings = settings
         self._environments = Environments(plan.environment)
-        self._keys: dict[str, str | None] = {}
+        self._clients: dict[str, tuple[str, str | None]] = {}
         self._complete: dict[str, Any] = {}
 
     async def prepare(
@@ -59,7 +59,7 @@ class VerifiersExecutor(Executor):
     ) -> tuple[Path, dict[str, str]]:
         """No command runs: there is no environment for one."""
         work = await asyncio.to_thread(workdir.begin, folder)
-        self._keys[trial.session.trial_id] = trial.api_key
+        self._clients[trial.session.trial_id] = trial.urls["openai"], trial.api_key
         return work, {}
 
     async def run(self, job: TrialJob) -> Exit:
@@ -106,8 +106,8 @@ class VerifiersExecutor(Executor):
 
         assert job.task is not None
         task = self._plan.given[job.task.task_id]
-        url = f"{self._settings.proxy.rstrip('/')}/{job.trial_id}/v1"
-        with _variable(job.trial_id, self._keys.pop(job.trial_id, None)) as name:
+        url, key = self._clients.pop(job.trial_id)
+        with _variable(job.trial_id, key) as name:
             client = EvalClientConfig(base_url=url, api_key_var=name)
             context = ModelContext(model=self._settings.agent_model, client=client)
             async with self._environments.lent() as environment:

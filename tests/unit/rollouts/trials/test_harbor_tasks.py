@@ -34,8 +34,8 @@ def test_an_agent_is_pointed_where_it_looks() -> None:
     }
     grok = POINTINGS["grok-build"].agent(ADDRESSES, "policy")
     assert grok["kwargs"] == {"grok_config": {"model": {"policy": {"base_url": f"{URL}/v1"}}}}
-    near = POINTINGS["terminus-2"].agent(ADDRESSES.at("http://127.0.0.1:8000/"), "policy")
-    assert near["kwargs"] == {"api_base": "http://127.0.0.1:8000/g.0/v1"}
+    near = POINTINGS["terminus-2"].agent(ADDRESSES, "policy")
+    assert near["kwargs"] == {"api_base": f"{URL}/v1"}
 
 
 def test_the_documents_table_is_the_tables() -> None:
