@@ -20,8 +20,8 @@ RUN_NEEDS = (
     *(
         Need(field, "weights that are pushed, which offline none are", ("offline", "records"), lambda s: not s.is_offline)
         for field in (
-            "max_staleness_steps", "transport", "weights_url", "push", "push_every", "push_deadline_s", "kv", "probe_tokens",
-            "send_dtype",
+            "max_staleness_steps", "transport", "weights_dir_at_workers", "weights_url", "push", "push_every", "push_deadline_s",
+            "kv", "probe_tokens", "probe_tolerance", "send_dtype",
         )
     ),
     Need("weights_dir_at_workers", "transport: filesystem", ("transport",), lambda s: s.transport == "filesystem"),
@@ -30,6 +30,9 @@ RUN_NEEDS = (
     Need("nccl_address", "transport: nccl", ("transport",), lambda s: s.transport == "nccl"),
     Need("probe_tolerance", "probe_tokens above 0", ("probe_tokens",), lambda s: s.probe_tokens > 0),
     Need("take_s", "groups of a proxy, since those of a file are all there", ("records",), lambda s: s.records is None),
+    Need("lease_ttl_s", "groups that a proxy leases", ("records",), lambda s: s.records is None),
+    Need("take_over", "a run at a proxy", ("records",), lambda s: s.records is None),
+    Need("report_by", "groups with tasks, which those of a file do not have", ("records",), lambda s: s.records is None),
 )  # fmt: skip
 
 

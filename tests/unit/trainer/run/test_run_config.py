@@ -45,14 +45,20 @@ def settings(**fields: Any) -> RunSettings:
             for pushing in (
                 {"max_staleness_steps": 4},
                 {"transport": "stream"},
+                {"weights_dir_at_workers": "/w"},
                 {"weights_url": "s3://bucket"},
                 {"push": "delta"},
                 {"push_every": 5},
                 {"push_deadline_s": 60.0},
                 {"kv": "keep"},
                 {"probe_tokens": 0},
+                {"probe_tolerance": 0.5},
                 {"send_dtype": "bfloat16"},
             )
+        ),
+        *(
+            ({"records": "a.jsonl", **leased}, next(iter(leased)))
+            for leased in ({"take_s": 5.0}, {"lease_ttl_s": 60.0}, {"take_over": True}, {"report_by": "source"})
         ),
     ],
 )
@@ -67,7 +73,11 @@ def test_offline_a_push_is_refused_since_there_is_none_and_not_for_its_staleness
         settings(offline=True, push_every=5).check()
     with pytest.raises(ConfigError, match=r"transport: got stream.*records is a\.jsonl"):
         settings(records="a.jsonl", transport="stream").check()
-    settings(offline=True, max_staleness_steps=1, probe_tokens=64, push="full").check()
+    settings(offline=True, max_staleness_steps=1, probe_tokens=64, push="full", weights_dir="/w").check()
+
+
+def test_a_run_at_a_proxy_is_leased_and_has_tasks_also_offline() -> None:
+    settings(offline=True, lease_ttl_s=60.0, take_over=True, report_by="source").check()
 
 
 @pytest.mark.parametrize("field", ["lease_ttl_s", "push_deadline_s"])
