@@ -72,7 +72,7 @@ class RedisDepartures:
         """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""
         [found] = await self._shelf.heads([(trial_id, place)])
         session = found if isinstance(found, Session) else None  # also one that can't be read may be deleted
-        [member] = (await self._index.announce([trial_id], session and session.group_id)).values()
+        [member] = (await self._index.announce([trial_id], session.group_id if session else None)).values()
         await self._archive.forget(trial_id)
         created = session.created_at if session else now
         await self._archive.bury(trial_id, created, now=now, tombstone_ms=max(1, round(tombstone_s * 1000)))
