@@ -22,11 +22,13 @@ RENEWED = 3
 
 
 class Taken(NamedTuple):
-    """trial: as on record. epoch: of the claim; None: the proxy knows of none. mine: it is these rollouts' to run."""
+    """trial: as on record. epoch: of the claim; None: the proxy knows of none. mine: it is these rollouts' to run. past_deadline:
+    of its group: what it brings does not count any more."""
 
     trial: Trial
     epoch: int | None
     mine: bool
+    past_deadline: bool = False
 
 
 class Claims:
@@ -49,7 +51,7 @@ class Claims:
             return Taken(trial, None, mine=True)
         if claim.granted:
             self._held[trial_id] = group_id
-        return Taken(claim.trial, claim.epoch, claim.granted)
+        return Taken(claim.trial, claim.epoch, claim.granted, claim.past_deadline)
 
     async def anew(self, group_id: str, trial: Trial) -> Taken:
         """Claim a trial once more that is held. An attempt at it is lost and may still run: its key opens nothing any more."""

@@ -213,17 +213,18 @@ class Rollouts:
             self._turn_to_others.set()
 
     async def _claimed(self, waiting: Assignment, results: list[TrialResult]) -> Assignment | None:
-        """A trial that is these rollouts' to run. One with a turn on record is not: whoever ran it is gone, and it is ended."""
-        assignment, trial_id = waiting, waiting.trial_id
+        """A trial that is these rollouts' to run. One with a turn on record is not: whoever ran it is gone, and it is ended. Nor
+        is one whose group is past its deadline."""
+        assignment, trial_id, late = waiting, waiting.trial_id, False
         if self._claims is not None:
             taken = await self._claims.take(waiting.trial.session.group_id or "", waiting.trial)
-            assignment = replace(waiting, trial=taken.trial, claim=taken.epoch)
+            assignment, late = replace(waiting, trial=taken.trial, claim=taken.epoch), taken.past_deadline
             if not taken.mine and taken.trial.session.status == "open":
                 self._others[trial_id] = assignment
                 self._waiting.pop(trial_id, None)
                 return None
         session = assignment.trial.session
-        if session.status == "open" and not session.counts.turns:
+        if session.status == "open" and not session.counts.turns and not late:
             self._waiting[trial_id] = assignment
             return assignment
         self._waiting.pop(trial_id, None)
@@ -231,7 +232,8 @@ class Rollouts:
             self._ended(assignment.recorded(), results)
             return None
         try:
-            self._ended(await self._runner.abandon(assignment, EndReason.INTERRUPTED), results)
+            reason = EndReason.INTERRUPTED if session.counts.turns else EndReason.DEADLINE
+            self._ended(await self._runner.abandon(assignment, reason), results)
         except ClaimLost:
             self._others[trial_id] = assignment
         return None

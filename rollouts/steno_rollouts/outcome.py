@@ -23,6 +23,7 @@ class EndReason(StrEnum):
     EXIT_CODE = "exit_code"  # the command failed, and no reward was found
     START_FAILED = "start_failed"  # the command could not be run at all
     CANCELLED = "cancelled"  # ended by Ctrl-C, SIGTERM, or whoever awaited the rollouts
+    DEADLINE = "deadline"  # its group's deadline had passed before it began
     INTERRUPTED = "interrupted"  # its rollouts were killed while it ran, and started again; or its node was lost
 
     @property

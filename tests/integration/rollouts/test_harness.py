@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,30 @@ async def test_trials_that_ran_when_their_rollouts_were_killed_are_interrupted_n
         begun.session.trial_id: ("interrupted", None, False),
         fresh.session.trial_id: ("completed", 1.0, False),
     }
+
+
+async def test_a_trial_is_not_begun_once_its_groups_deadline_has_passed(
+    stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
+) -> None:
+    """It would be late, and trained by nobody: neither when it has waited for a place for so long, nor by the next start."""
+    found = prepared(stack, tmp_path, "due", tasks=2, in_flight=1, deadline_s=5.0)
+    name = group_id("due", "t1", "epoch-0")
+    earlier = client.create_group(
+        GroupSpec(group_id=name, run_id="due", task=dict(found.tasks[1].fields), size=2, deadline_s=5.0)
+    )
+    stand = Stand(gate=asyncio.Event())
+    running = asyncio.create_task(rolled(found, stand))
+    await until(lambda: len(stand.started) == 1)
+    waits = client.group(_name(found)).created_at + 5.0 - time.time()
+    await asyncio.sleep(max(0.0, waits) + 0.2)
+    assert stand.gate is not None
+    stand.gate.set()
+    ends = {result.trial_id: (result.end_reason, result.turns) for result in await running}
+    late = [trial.session.trial_id for trial in earlier.trials]
+    begun, waited = f"{_name(found)}.0", f"{_name(found)}.1"
+    assert ends == {begun: ("completed", 1), **dict.fromkeys([waited, *late], ("deadline", 0))}
+    assert stand.started == [begun]
+    assert [session.status for session in sessions("due")].count("aborted") == 3
 
 
 async def test_finished_groups_are_not_even_looked_up(stack: Stack, tmp_path: Path) -> None:

@@ -240,6 +240,7 @@ async def claim_trials(
     if others := set(asked.trial_ids) - set(group.trial_ids):
         raise BadRequest(f"trial_ids: {min(others)} is no trial of group {group.group_id}", field="trial_ids")
     now = await found.store.now()
+    past_deadline = group.deadline_s is not None and group.created_at + group.deadline_s <= now
     items = []
     for trial_id in asked.trial_ids:
         try:
@@ -250,7 +251,7 @@ async def claim_trials(
         items.append(
             Claim(
                 granted=claimed.granted, epoch=claim.epoch, launcher=claim.launcher or None,
-                left_s=max(0.0, claim.expires_at - now), trial=trial(request, session),
+                left_s=max(0.0, claim.expires_at - now), past_deadline=past_deadline, trial=trial(request, session),
             )
         )  # fmt: skip
         if claimed.taken_over:
