@@ -35,8 +35,10 @@ def test_a_streamed_answer_and_its_usage(front: Stack, behind: Stack) -> None:
     assert front.get("/sessions/plain")["marks"] == ["text_only"]
 
 
-def test_thinking_is_reasoning(front: Stack) -> None:
-    message = ask(front, "thinks", "think").json()["choices"][0]["message"]
+def test_thinking_is_reasoning(in_front: Callable[..., Stack]) -> None:
+    """An upstream of Messages shows it to who asks: LiteLLM makes `thinking` of the effort, for models that it knows to think."""
+    front = in_front("anthropic/claude-sonnet-4-5", "/claude")
+    message = ask(front, "thinks", "think", reasoning_effort="low").json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hmm", "thought")
 
 

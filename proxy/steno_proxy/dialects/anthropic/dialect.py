@@ -1,10 +1,10 @@
 """Anthropic Messages: `POST /{trial_id}/v1/messages`, streamed and not, and what `count_tokens` answers.
 
 An answer is a list of blocks: thinking (for clients that asked for it), text, then tool_use, each opened, filled and closed in
-that order. A client may act on a closed block and keeps it when the stream breaks, so `closes` tells the turn when one is about
-to be closed (I3). A tool call whose arguments are no JSON object is streamed as it was sampled; in an answer in one piece, where `input` must be an object, it
-is `{"__unparsedToolInput": "<as sampled>"}`, which is how Claude Code sends such a call back. Text of nothing but white space is
-no block. Requests are `jobs.py`, the OpenAPI operations `schema.py`.
+that order. A client may act on a closed block and keeps it when the stream breaks, so `closes` tells the turn when one is
+about to be closed (I3). A tool call whose arguments are no JSON object is streamed as it was sampled; in an answer in one
+piece, where `input` must be an object, it is `{"__unparsedToolInput": "<as sampled>"}`, which is how Claude Code sends such a
+call back. Text of nothing but white space is no block. Requests are `jobs.py`, the OpenAPI operations `schema.py`.
 """
 
 from __future__ import annotations

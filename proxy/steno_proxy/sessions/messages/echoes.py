@@ -15,9 +15,9 @@
                 of the others may come in this way, too
     REASONING   a reply with its reasoning in its text, before what was said: between tags (gptme: `<think>`), or without them, as
                 a part of its own (Zed), or right before the recorded text. Space around either counts for nothing. Any of the
-                others may come in the first two ways, too. Also the other way round: of a reply that was recorded with tags, since
-                its worker has no reasoning parser, clients take what is between them out of the text (LiteLLM), or write it
-                between tags anew (pydantic-ai)
+                others may come in the first two ways, too. Also the other way round: a reply that was recorded with tags, since
+                its worker has no reasoning parser, without them (LiteLLM takes them out of the text), or with the tags written
+                anew (pydantic-ai)
 
 Ids are looked up in the session's own tree, so those of another trial say nothing (I8). Same name and other arguments are a
 rewritten history: an agent that empties long arguments wants a shorter prompt, and is to get it. Pure.
@@ -93,7 +93,7 @@ def named_turn(message: Message) -> str:
 
 
 def _without_reasoning(said: Message, reply: Message) -> Message:
-    """The same message, or without the recorded reasoning, where that stands before its text, and is none of the recorded text."""
+    """The same message, or without the recorded reasoning, where that stands before its text and not in the recorded one."""
     reasoning, whole = (reply.get("reasoning_content") or "").strip(), text_of(reply.get("content"))
     if not reasoning:
         return _with_tagged_reasoning(said, whole)

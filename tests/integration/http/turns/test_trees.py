@@ -282,6 +282,7 @@ async def test_a_closed_block_is_kept_by_its_client_and_recognised() -> None:
     async with running(engine) as proxy:
         question = {"role": "user", "content": "x"}
         body: dict[str, Any] = {"model": "m", "max_tokens": 64, "messages": [question], "stream": True}
+        body["thinking"] = {"type": "adaptive"}
         seen = []
         async with proxy.http.stream("POST", "/t/v1/messages", json=body) as response:
             async for line in response.aiter_lines():

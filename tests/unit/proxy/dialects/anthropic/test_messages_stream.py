@@ -228,7 +228,7 @@ def test_the_events_of_an_answer_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(("thinking", "shown"), [
-    (None, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, True), ({"type": "enabled", "budget_tokens": 1024}, True),
+    (None, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, True), ({"type": "enabled", "budget_tokens": 9}, True),
 ])  # fmt: skip
 def test_thinking_is_shown_to_clients_that_asked_for_it(thinking: dict[str, Any] | None, shown: bool) -> None:
     """As Anthropic shows it. Outlines and many scripts read `content[0].text`; AG2 puts the thought into the reply's text."""
