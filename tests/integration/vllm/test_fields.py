@@ -88,6 +88,14 @@ async def test_patterns_choices_and_grammars_hold_and_are_marked(tokens: VllmTok
     assert re.fullmatch(whole, tokens.format.decoder().feed(drawn.ids, final=True))
 
 
+async def test_a_grammar_holds_from_the_first_token_of_a_plain_completion(tokens: VllmTokens):
+    """The reasoning parser knows chats: it would wait for an end of thinking that a plain completion never has."""
+    job = Job(prompt_text="nice", response_format=ResponseFormat("regex", regex="[a-c]{3}-[0-9]"))
+    drawn = await draw(tokens, tokens.format.encode("nice"), Sampling(max_tokens=40), job)
+    assert all(step.constrained for step in drawn.steps)
+    assert re.fullmatch("[a-c]{3}-[0-9]", tokens.format.decoder().feed(drawn.ids, final=True))
+
+
 @pytest.mark.parametrize(
     "asked",
     [

@@ -32,7 +32,7 @@ from steno.contracts.errors import (
     WeightsRefused,
 )
 from steno.contracts.wire.frames import ModelCard
-from steno_worker.chat.chat_engine import ChatEngine
+from steno_worker.chat.chat_engine import ChatEngine, is_plain
 from steno_worker.engines.grammars import GRAMMARS
 from steno_worker.engines.vllm.adapter import VllmAdapter
 from steno_worker.engines.vllm.args import EngineArgs, parse_args
@@ -228,6 +228,16 @@ class VllmTokens:
         """Also true where the grammar only begins after the reasoning: nothing is trained that might be bent (I1)."""
         return self.format.grammar(job) is not None
 
+    async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
+        """By vLLM's own look at a request, whose result is thrown away. Raises: BadRequest."""
+        llm = self._running()
+        params = sampling_params(law, job, self.format.grammar(job), self.format.stop_ids)
+        tasks = await llm.get_supported_tasks()
+        try:
+            llm.input_processor.process_inputs("check", tokens_input(prompt_ids), params, tasks)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
+
     async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         llm = self._running()
         context = self._config.model_config.max_model_len
@@ -288,7 +298,7 @@ class VllmTokens:
         """The engine would look for the end of reasoning in the whole prompt, where kept thinking of earlier turns ends."""
         if grammar is None:
             return None
-        if grammar.from_start:
+        if grammar.from_start or is_plain(job):  # nobody thinks in a plain completion
             return True
         return self.format.reasoning_ended(job, self.format.generation_prompt(prompt_ids))
 
