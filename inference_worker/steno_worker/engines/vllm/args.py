@@ -46,7 +46,6 @@ class EngineArgs:
     chat_template_content_format: str = "auto"
     default_chat_template_kwargs: dict[str, Any] | None = None
     enable_auto_tool_choice: bool = False
-    exclude_tools_when_tool_choice_none: bool = False
     tool_call_parser: str | None = None
     tool_parser_plugin: str = ""
     tool_strict_level: str = "auto"
