@@ -118,6 +118,13 @@ class TokenEngine(Protocol):
         """
         ...
 
+    async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
+        """What of a request `sample` would refuse, before anybody is told that it has begun. The law is that of `sample`.
+
+        Raises: BadRequest, ContextOverflow.
+        """
+        ...
+
     def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         """Closing the iterator cancels. `law.max_tokens` is set and already clamped to the context; `law.stop` is not this
         seam's business (job.py matches stop strings); stop ids are the format's and the law's.

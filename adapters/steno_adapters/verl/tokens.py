@@ -95,6 +95,10 @@ class VerlTokens:
     def constrains(self, job: Job) -> bool:
         return False
 
+    async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
+        """Raises: BadRequest: a grammar, more than one candidate per token, or a logit bias."""
+        _check(job, law)
+
     async def load_weights(self, update: StagedUpdate) -> float:
         """Raises: WeightsRefused."""
         raise WeightsRefused("policy: verl gives its servers their weights: push none through Steno", field="policy")

@@ -130,6 +130,7 @@ class ChatEngine:
         prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, request)
         law = law_in_effect(job.sampling, len(prompt.ids), card.context_tokens, field_of(job))
         grammar = self._engine.constrains(job)
+        await self._engine.check(prompt.ids, law, job)
         yield started_of(request.stream, prompt, law, grammar=grammar)
         parser = PlainText() if is_plain(job) else self._parser(job, prompt)
         one_call = not job.parallel_tool_calls and bool(job.tools) and job.tool_choice != "none" and not grammar

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -108,6 +109,18 @@ async def test_the_parser_of_glm_constrains_only_when_told_to(engine_args):
     ],
 )
 async def test_what_no_grammar_can_be_made_of_is_refused(tokens, job, field):
-    with pytest.raises(BadRequest) as caught:
-        await draw(tokens, ask(tokens, "nice", job, **NOT_THINKING), Sampling(max_tokens=4), job)
-    assert field is None or field in str(caught.value.field) + caught.value.message
+    prompt, law = ask(tokens, "nice", job, **NOT_THINKING), Sampling(max_tokens=4)
+    for refuse in (tokens.check, partial(draw, tokens)):
+        with pytest.raises(BadRequest) as caught:
+            await refuse(prompt, law, job)
+        assert field is None or field in str(caught.value.field) + caught.value.message
+
+
+async def test_what_vllm_refuses_is_refused_before_the_answer_begins(tokens):
+    prompt = ask(tokens, "nice", Job())
+    for law in ({"logit_bias": {10**7: 1.0}}, {"allowed_token_ids": [10**7]}, {"temperature": 0.005}):
+        with pytest.raises(BadRequest, match=next(iter(law))):
+            await tokens.check(prompt, Sampling(max_tokens=4, **law), Job())
+    with pytest.raises(BadRequest):
+        await tokens.check([10**7], Sampling(max_tokens=4), Job())
+    await tokens.check(prompt, Sampling(max_tokens=4), Job())

@@ -67,6 +67,8 @@ class Told:
     def constrains(self, job: Job) -> bool:
         return False
 
+    async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None: ...
+
     async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         at = len(prompt_ids) - self._prompt_tokens
         while at < len(self._ids):

@@ -137,6 +137,9 @@ class ScriptedTokens:
     def constrains(self, job: Job) -> bool:
         return False
 
+    async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
+        """Nothing of it is looked at but what the script asks for."""
+
     async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         self._running += 1
         try:

@@ -218,6 +218,12 @@ class TransformersEngine:
         self._check_alive()
         return await self._thread.ask(lambda batch: batch.score(token_ids))
 
+    async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
+        """Raises: BadRequest, ContextOverflow."""
+        self._check_request(prompt_ids, law)
+        if grammar.constrains(job):
+            await asyncio.to_thread(self._grammars.matcher, job)
+
     def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         return self._sample(request_id, prompt_ids, law, job)
 

@@ -43,6 +43,7 @@ class Told:
         self.steps, self.grammar, self.closed = steps, grammar, False
         self.prompt: list[int] = []
         self.law = Sampling()
+        self.refuses = False
         self._card = ModelCard("told", context, synthetic=synthetic, capabilities=["tools"])
 
     def card(self) -> ModelCard:
@@ -59,6 +60,10 @@ class Told:
 
     def constrains(self, job: Job) -> bool:
         return self.grammar
+
+    async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
+        if self.refuses:
+            raise BadRequest("not this")
 
     async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         self.prompt, self.law = prompt_ids, law
@@ -107,6 +112,20 @@ async def test_started_tells_exactly_what_the_engine_was_given() -> None:
     assert out.started.law == told.law and told.law.max_tokens == 4096 - len(told.prompt)
     assert out.started.resumable and not out.started.constrained and not out.started.refused
     assert (out.content, out.finish.reason, out.ids[-1]) == ("Cold.", "stop", STOP)
+
+
+async def test_what_the_engine_refuses_of_a_request_has_not_begun() -> None:
+    """What comes after Started is a turn; a refused request is none."""
+    told = Told(step([STOP], "stop"))
+    told.refuses = True
+    engine = ChatEngine(told, FORMAT)
+    await engine.start()
+    try:
+        with pytest.raises(BadRequest, match="not this"):
+            await anext(engine.generate(Generate(7, "0123456789ab", 0, "t", chat())))  # type: ignore[arg-type]
+        assert told.prompt == []
+    finally:
+        await engine.stop()
 
 
 async def test_a_count_is_what_the_engine_would_be_given_and_it_is_not_asked() -> None:
