@@ -37,7 +37,7 @@ _OF_RATIOS = ("mini_batches", "epochs", "proximal")
 
 def _ratios_differ(settings: Any) -> bool:
     """Whether a token's ratio can be other than 1: else the proximal policy is the one in training."""
-    return settings.epochs * settings.mini_batches > 1 or settings.proximal == "sampler"
+    return bool(settings.epochs * settings.mini_batches > 1 or settings.proximal == "sampler")
 
 
 NEEDS = (
