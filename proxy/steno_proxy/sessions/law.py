@@ -1,7 +1,7 @@
 """Applies a trial's sampling policy to the sampling that its agent asks for, so that the tokens can be trained (I1).
 
 Neutralising takes out what bends the distribution: truncation, penalties, logit bias, tokens and words that are allowed or
-forbidden, a floor on length, greedy decoding, and
+forbidden, a floor on length, greedy decoding (also what means it: temperatures that engines refuse), and
 what switches a grammar on (strict tools, required or named tool choice, forbidding parallel calls). Kept: the seed, stop
 strings, `max_tokens`, tool choice `none`, and `response_format`, which is an explicit contract with the agent: the worker marks
 its tokens constrained. Forced values come last and win over both; forcing a bent law is allowed where nothing says that
@@ -74,7 +74,7 @@ def apply(policy: SamplingPolicy, job: Job) -> tuple[Job, dict[str, Any]]:
     changed: dict[str, Any] = {}
     if policy.neutralise:
         law = {name: getattr(_PLAIN, name) for name in _BENDING}
-        if job.sampling.temperature <= 0.0:
+        if job.sampling.temperature < MIN_TEMPERATURE:
             law["temperature"] = 1.0
         rest = _without_grammar(job, changed)
     law.update(_forced(policy))

@@ -52,7 +52,11 @@ def _sampling() -> Iterator[Field]:
     ) -> Field:
         return Field(name, "honoured", note, on, law, resumable, retry=True)
 
-    yield row("temperature", "0 is greedy; in trials that are trained 1 stands for it", "plain")
+    yield row(
+        "temperature",
+        "0 is greedy; in trials that are trained 1 stands for it, and for whatever is below 0.01",
+        "plain",
+    )
     for name in ("top_p", "top_k", "min_p"):
         yield row(name, "truncates the distribution")
     for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):

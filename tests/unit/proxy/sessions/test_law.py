@@ -7,7 +7,7 @@ import pytest
 from steno.contracts.chat import Job, ResponseFormat, Sampling
 from steno.contracts.errors import BadRequest
 from steno.contracts.records import SamplingPolicy
-from steno_proxy.sessions.law import apply, check
+from steno_proxy.sessions.law import MIN_TEMPERATURE, apply, check
 from tests.unit.proxy.sessions.agent import TOOLS
 
 STRICT = {"type": "function", "function": {"name": "edit", "strict": True}}
@@ -55,6 +55,13 @@ def test_a_plain_request_is_left_as_it_is(plain):
     job, changed = apply(SamplingPolicy(neutralise=True), plain)
     assert job is plain
     assert changed == {}
+
+
+@pytest.mark.parametrize(("asked", "served"), [(0.001, 1.0), (0.0099, 1.0), (MIN_TEMPERATURE, MIN_TEMPERATURE)])
+def test_a_temperature_that_means_greedy_is_neutralised_as_greedy_is(asked, served):
+    """Engines refuse it: it would be a 400 on every turn."""
+    job, _ = apply(SamplingPolicy(neutralise=True), Job(sampling=Sampling(temperature=asked)))
+    assert job.sampling.temperature == served
 
 
 def test_forced_values_win_over_the_agents_and_both_are_known():
