@@ -264,7 +264,9 @@ class UpdateRun:
         self._steps.append(MemberFrame(member.worker_id, FrameKind.APPLY))
 
     def _load_until(self, member: UpdateMember) -> float:
-        return max(self._deadline, member.applied_at + LOADING_S)
+        # Nobody waits for who is brought along afterwards: it has as long as the others had.
+        least = max(LOADING_S, self.spec.deadline_s) if self.state == "done" else LOADING_S
+        return max(self._deadline, member.applied_at + least)
 
     def _advance(self, now: float) -> list[MemberFrame]:
         """Go on to whatever the facts now allow."""

@@ -70,6 +70,18 @@ def test_without_workers_it_waits_until_the_deadline() -> None:
     assert (update.state, update.ended_at, update.next_deadline()) == ("failed", DEADLINE_S, None)
 
 
+def test_who_comes_long_after_the_end_has_as_long_to_load_as_the_others_had() -> None:
+    update = run(state="done", deadline_s=600.0)
+    update.join("a", "base/0", 5000.0)
+    update.progress("a", said("ready"), 5010.0)
+    for now in range(5020, 5140, 10):
+        update.progress("a", said("loading"), now)
+        assert update.view().workers[0].error is None, now
+    assert update.next_deadline() == 5010.0 + 600.0
+    update.tick(5010.0 + 600.0)
+    assert update.view().workers[0].error == "deadline: not loaded in time"
+
+
 def test_who_loads_for_too_long_is_named_and_may_still_get_there() -> None:
     update = run()
     update.join("a", "base/0", 0.0)
