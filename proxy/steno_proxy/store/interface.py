@@ -120,8 +120,8 @@ class SessionStore(Protocol):
     # -- groups and sessions
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
         """Create a group and its sessions. The same group again returns the recorded one, and makes again what is missing of it
-        but for sessions that were deleted; a different one is Conflict. Raises: Gone: all of them were, or those of an earlier
-        group of that id."""
+        but for sessions that were deleted; a different one is Conflict, as is one whose trial id a session of others has.
+        Raises: Gone: all of them were, or those of an earlier group of that id."""
         ...
 
     async def group(self, group_id: str) -> Group: ...
