@@ -3,6 +3,9 @@
 # Tests and demos start dozens of programs: without bytecode each compiles the project's modules again, a third of a proxy's start.
 unset PYTHONDONTWRITEBYTECODE
 
+# What fails inside `$(…)` ends it, as it ends the script: else half an environment would be marked as whole.
+shopt -s inherit_errexit
+
 # pip ends with 1 after Ctrl-C, as after any failure: the shell would go on, to the next thing to try.
 trap 'exit 130' INT
 

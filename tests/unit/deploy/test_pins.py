@@ -111,6 +111,20 @@ def test_merged_files_keep_each_pin_with_its_own_hashes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("step", ["make_venv", "pip_install", "install_torch"])
+def test_what_fails_leaves_no_mark_that_all_is_installed(tmp_path: Path, step: str) -> None:
+    """`.ci/run` makes its environments inside `$(…)`, where bash goes on after a failure unless it is told otherwise."""
+    (tmp_path / "tiny.txt").touch()
+    made = 'made() { make_venv "$PWD/venv"; install_pins venv tiny.txt; printf "%s\\n" venv; }; made_in=$(made)'
+    stubs = "".join(f"{name}() {{ :; }}; " for name in ("make_venv", "pip_install"))
+    failed = shell(tmp_path, f"{stubs} {step}() {{ return 7; }}; {made}; echo went on with $made_in")
+    assert (failed.returncode, failed.stdout) == (7, ""), failed.stderr
+    assert not (tmp_path / "venv/.installed-tiny").exists()
+    done = shell(tmp_path, f"{stubs} {made}; echo went on with $made_in")
+    assert (done.returncode, done.stdout) == (0, "went on with venv\n"), done.stderr
+    assert (tmp_path / "venv/.installed-tiny").exists()
+
+
 def test_the_checkout_is_installed_once_for_all_that_ask_for_pins(tmp_path: Path) -> None:
     """While pip installs it anew, programs beside it find no `steno`."""
     python, ran = tmp_path / ".venv/bin/python", tmp_path / "ran"
