@@ -51,6 +51,9 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     attempt = order.attempt + 1
     if attempt >= MAX_ATTEMPTS:
         raise error
+    # Its upstream is the same behind every worker, and may be paid by the request: what fails there is the client's to repeat.
+    if choice.stream.card.text_only and not isinstance(error, WorkerLost):
+        raise error
     # A worker that was lost may be well: only its channel is over, and it may be the only one. An engine that failed fails again.
     lost, lost_worker = isinstance(error, WorkerLost), choice.stream.worker_id
     avoid = order.avoid | {choice.stream.channel if lost else choice.stream.process}

@@ -57,11 +57,11 @@ class Able(ParrotEngine):
 
 
 @contextlib.asynccontextmanager
-async def two(bad: Script, kind: Kind = Stubborn) -> AsyncIterator[Proxy]:
+async def two(bad: Script, kind: Kind = Stubborn, good: Script = lambda request: Say("whole")) -> AsyncIterator[Proxy]:
     """A proxy with a worker that speaks and one that does as `bad` says."""
     async with running(worker=False) as proxy:
         workers = []
-        for name, script in (("good", lambda request: Say("whole")), ("bad", bad)):
+        for name, script in (("good", good), ("bad", bad)):
             given = WorkerSettings(proxy=[f"ws://127.0.0.1:{proxy.port}"], worker_id=name)
             worker = Worker(given, kind(script), WorkerMetrics(CollectorRegistry()))
             workers.append((worker, asyncio.create_task(worker.run())))
@@ -85,6 +85,20 @@ async def test_a_turn_that_had_not_begun_goes_to_another_worker() -> None:
             assert turn.worker_id == "good" and not turn.workers and turn.fork_reason is None
             attempts.add(turn.attempt)
         assert attempts == {0, 1}
+
+
+async def test_a_text_only_upstream_is_asked_once_however_many_workers_it_has() -> None:
+    """They are of one provider: 600 s of its silence were 3000, and each try may cost."""
+    asked: list[str] = []
+
+    def fails(request: Generate) -> Say:
+        asked.append(request.trial_id)
+        return Say(refuse=EngineFailed("the upstream answered 503"))
+
+    async with two(fails, lambda script: ParrotEngine(script, text_only=True), fails) as proxy:
+        for trial in TRIALS:
+            assert (await proxy.chat(trial, "hello", stream=trial in TRIALS[::2])).status_code == 503
+    assert sorted(asked) == sorted(TRIALS)
 
 
 async def test_what_was_sampled_and_not_told_is_recorded_and_begun_anew() -> None:
