@@ -11,6 +11,7 @@ in with a later one's. Owns the choice among these four; `placement.py` knows wh
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
@@ -31,14 +32,18 @@ from steno_proxy.tracing.seen import TurnMove
 from steno_proxy.turns.choice import OpenChoice
 from steno_proxy.turns.continuation import Plan
 from steno_proxy.workers.hub import Hub
+from steno_proxy.workers.placement import Order
 from steno_proxy.workers.routing import NoTokenizer
+from steno_proxy.workers.stream import Stream
 
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
 """Of one turn. A request that ends every engine it meets must not meet them all."""
-PASSING = (WorkerLost, EngineFailed, NoWorker)
+PASSING = (WorkerLost, EngineFailed, NoWorker, TooManyRequests)
 """Failures that another worker may not have."""
+FULL_S = 5.0
+"""How long to wait at most before an engine that was full is asked again."""
 
 
 async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, untold: bool) -> None:
@@ -56,7 +61,7 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
         raise error
     # A worker that was lost may be well: only its channel is over, and it may be the only one. An engine that failed fails again.
     lost, lost_worker = isinstance(error, WorkerLost), choice.stream.worker_id
-    avoid = order.avoid | {choice.stream.channel if lost else choice.stream.process}
+    failed, avoid = order.avoid, order.avoid | {choice.stream.channel if lost else choice.stream.process}
     order = dataclasses.replace(
         order, attempt=attempt, avoid=avoid, full_too=True, refused_bytes=0
     )  # it had its place already
@@ -81,6 +86,8 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
         # Only what would lose something is worth waiting for. A request that has nothing yet is its client's to send again.
         if how == "taken_over" and isinstance(error, WorkerLost):
             stream = await hub.place(order, urgent=True)
+        elif how == "taken_over" and isinstance(error, TooManyRequests):
+            stream = await _placed_beside(hub, order, failed, error)
         else:
             stream = hub.open(order)
     except (NoWorker, NoTokenizer, TooManyRequests, BadRequest, BodyTooLarge) as refusal:
@@ -91,3 +98,16 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     choice.facts.moves.append(TurnMove(time.time(), how, error.code, transcript.tokens, lost_worker))
     log.info("turn %s is resumed: attempt %d, %s after %d tokens", order.turn_id, attempt, how, transcript.tokens)
     choice.moved(order, stream)
+
+
+async def _placed_beside(hub: Hub, order: Order, failed: frozenset[str], full: TooManyRequests) -> Stream:
+    """At another worker than the one whose engine is full, or there again a moment later if it is the only one.
+
+    Args: failed: what the order avoided before. Raises: as `Hub.place`.
+    """
+    try:
+        return hub.open(order)
+    except (NoWorker, TooManyRequests):
+        await asyncio.sleep(min(full.retry_after_s or 0.0, FULL_S))
+        order.avoid = failed
+        return await hub.place(order, urgent=True)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from steno.contracts.errors import EngineFailed
+from steno.contracts.errors import EngineFailed, TooManyRequests
 from steno.contracts.wire.frames import TAKEOVER, Generate, Started, StreamEvent
 from steno.models import TINY
 from steno_worker.config import WorkerSettings
@@ -85,6 +85,42 @@ async def test_a_turn_that_had_not_begun_goes_to_another_worker() -> None:
             assert turn.worker_id == "good" and not turn.workers and turn.fork_reason is None
             attempts.add(turn.attempt)
         assert attempts == {0, 1}
+
+
+async def test_a_full_engine_has_its_turn_begun_at_another() -> None:
+    """vLLM refuses what its queue has no room for (--max-num-queued-reqs)."""
+    async with two(lambda request: Say(refuse=TooManyRequests("full"))) as proxy:
+        for trial in TRIALS:
+            assert (await proxy.chat(trial, "hello")).status_code == 200
+            [turn] = await proxy.turns(trial)
+            assert turn.worker_id == "good"
+    async with two(lambda request: Say(refuse=TooManyRequests("full")), good=full) as proxy:
+        answer = await proxy.chat("t", "hello")
+        assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+
+
+def full(request: Generate) -> Say:
+    return Say(refuse=TooManyRequests("full"))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_stream_that_is_read_goes_on_at_an_engine_that_was_full_for_a_moment(times: int) -> None:
+    """I9: the worker that takes it over is the only one left."""
+    refused: list[str] = []
+
+    def full_at_first(request: Generate) -> Say:
+        if request.sampled_ids and refused.count(request.trial_id) < times:
+            refused.append(request.trial_id)
+            return Say(refuse=TooManyRequests("full", retry_after_s=0.01))
+        return Say("whole")
+
+    async with two(lambda request: Say("whole", fail_after=2), Able, full_at_first) as proxy:
+        for trial in TRIALS:
+            assert await streamed(proxy, trial) == ("whole", True)
+            turns = await proxy.turns(trial)
+            check_drawn(trial, turns)
+            assert turns[0].attempt == (1 + times if trial in refused else 0) and not turns[0].partial
+    assert refused
 
 
 async def test_a_text_only_upstream_is_asked_once_however_many_workers_it_has() -> None:
