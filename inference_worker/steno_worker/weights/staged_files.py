@@ -85,18 +85,24 @@ def sweep(root: Path, needed: Sequence[Path]) -> None:
 
 
 def check_room(folder: Path, needed: int, spare: Path | None = None) -> None:
-    """Args: needed: bytes to be written. spare: a folder that may go where they have no room beside it.
+    """Args: needed: bytes to be written. spare: a folder that goes where they have no room beside it, and have room without it.
 
     Raises: WeightsRefused: there is none.
     """
     needed += SPARE_BYTES
     free = shutil.disk_usage(folder).free
-    if free < needed and spare is not None and spare.exists():
+    if free < needed and spare is not None and spare.exists() and free + _size(spare) >= needed:
         logger.warning("staging_dir has no space for a second copy: this worker can't roll back after a refused update")
         shutil.rmtree(spare, ignore_errors=True)
         free = shutil.disk_usage(folder).free
     if free < needed:
         raise WeightsRefused(f"staging_dir: {free} bytes are free, {needed} are needed", field="staging_dir")
+
+
+def _size(folder: Path) -> int:
+    """Bytes that would be free without it: of its files that have no other name."""
+    files = [path.lstat() for path in folder.rglob("*")]
+    return sum(about.st_size for about in files if stat.S_ISREG(about.st_mode) and about.st_nlink == 1)
 
 
 class StreamStaging:

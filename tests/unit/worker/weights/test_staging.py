@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from steno.contracts.errors import WeightsRefused
-from steno_worker.weights.staged_files import StreamStaging, UpdateAbandoned, check_folder
+from steno_worker.weights.staged_files import SPARE_BYTES, StreamStaging, UpdateAbandoned, check_folder, check_room
 from tests.support.weights.shards import manifest_of, shard_bytes, two_shards, write
 
 SHARDS = two_shards()
@@ -113,3 +115,26 @@ def test_reading_ends_when_nobody_wants_it(tmp_path: Path) -> None:
     abandoned.set()
     with pytest.raises(UpdateAbandoned):
         check_folder(str(tmp_path), write(tmp_path, SHARDS), abandoned, lambda count: None)
+
+
+@pytest.mark.parametrize(("other_bytes", "stays"), [(0, False), (6000, True)])
+def test_the_copy_to_go_back_to_goes_only_where_that_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_bytes: int, stays: bool
+) -> None:
+    """Of a disk of 10,000 bytes, 6,000 are the copy's and 5,000 are needed; others may have some."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "a.safetensors").write_bytes(bytes(6000))
+    total = 10_000 - other_bytes
+
+    def usage(folder: Path) -> SimpleNamespace:
+        used = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        return SimpleNamespace(free=SPARE_BYTES + total - used)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    if stays:
+        with pytest.raises(WeightsRefused, match="are needed"):
+            check_room(tmp_path, 5000, kept)
+    else:
+        check_room(tmp_path, 5000, kept)
+    assert kept.exists() is stays
