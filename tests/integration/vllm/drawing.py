@@ -48,8 +48,10 @@ class Drawn:
 
 
 async def draw(tokens: VllmTokens, prompt_ids: list[int], law: Sampling, job: Job | None = None) -> Drawn:
-    drawn = Drawn(prompt_ids)
-    async for step in tokens.sample(f"test-{next(_number)}", prompt_ids, law, job or Job()):
+    """Checked first, as each request is."""
+    drawn, job = Drawn(prompt_ids), job or Job()
+    await tokens.check(prompt_ids, law, job)
+    async for step in tokens.sample(f"test-{next(_number)}", prompt_ids, law, job):
         drawn.steps.append(step)
     return drawn
 

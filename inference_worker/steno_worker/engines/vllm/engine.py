@@ -229,8 +229,9 @@ class VllmTokens:
         return self.format.grammar(job) is not None
 
     async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
-        """By vLLM's own look at a request, whose result is thrown away. Raises: BadRequest."""
+        """By vLLM's own look at a request, whose result is thrown away. Raises: BadRequest, ContextOverflow."""
         llm = self._running()
+        self._check_room(prompt_ids)
         params = sampling_params(law, job, self.format.grammar(job), self.format.stop_ids)
         tasks = await llm.get_supported_tasks()
         try:
@@ -240,14 +241,7 @@ class VllmTokens:
 
     async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         llm = self._running()
-        context = self._config.model_config.max_model_len
-        if len(prompt_ids) >= context:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt_ids)} tokens, the model's context {context}",
-                prompt_tokens=len(prompt_ids),
-                context_tokens=context,
-                field="messages",
-            )
+        self._check_room(prompt_ids)
         grammar = self.format.grammar(job)
         outputs = llm.generate(
             tokens_input(prompt_ids, cache_salt=self._salt),
@@ -284,6 +278,16 @@ class VllmTokens:
                 left = spans.sampled() - taken
                 self.tally.sampled += left
                 self.tally.unsent["cancelled"] += left
+
+    def _check_room(self, prompt_ids: Sequence[int]) -> None:
+        context = self._config.model_config.max_model_len
+        if len(prompt_ids) >= context:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt_ids)} tokens, the model's context {context}",
+                prompt_tokens=len(prompt_ids),
+                context_tokens=context,
+                field="messages",
+            )
 
     @property
     def _lora_request(self) -> LoRARequest | None:
