@@ -178,7 +178,7 @@ DIES = """
 import os, sys
 from steno_adapters import Collector
 from tests.integration.adapters.test_plain_loop import talk
-collector = Collector(sys.argv[1], "dies", agent=talk, lease_ttl_s=2.0)
+collector = Collector(sys.argv[1], "dies", agent=talk, lease_ttl_s=8.0)
 first, second = collector.collect([{"task_id": "a"}, {"task_id": "b"}], 2)
 collector.acknowledge([first])
 print(first.group_id, second.group_id, flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from steno_cli.doctor.redis_promises import STALLED_S
-from tests.support.machine.redis_server import RedisSentinel, RedisServer
+from tests.support.machine.redis_server import START_TIMEOUT_S, RedisSentinel, RedisServer
 from tests.support.programs import forked
 from tests.support.programs.ports import free_port
 from tests.support.programs.stack import ROOT, Stack, running
@@ -98,11 +99,13 @@ def test_settings_of_redis_that_break_a_promise(
 
 
 def _answered(url: str, redis_url: str) -> dict[str, list[tuple[str, str, str]]]:
-    for _ in range(20):
+    limit = time.monotonic() + START_TIMEOUT_S
+    while True:
         _, found = doctor("--proxy", url, "--redis-url", redis_url)
         if "Connection refused" not in found["redis.reachable"][0][1]:
             return found
-    raise AssertionError("redis-server did not come up")
+        assert time.monotonic() < limit, "redis-server did not come up"
+        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -122,6 +122,11 @@ def _joined(proxy: Proxy) -> int:
     return sum(len(request.log.joined) for request in proxy.app.state.turns._running)
 
 
+def _delivered(proxy: Proxy) -> list[int]:
+    running = proxy.app.state.turns._running
+    return [choice.transcript.delivered for request in running for choice in request.choices]
+
+
 async def test_a_client_that_leaves_takes_nothing_from_the_one_that_joined() -> None:
     gate = asyncio.Event()
     async with running(ParrotEngine(lambda request: Say("abcd", gates={2: gate}))) as proxy:
@@ -144,8 +149,7 @@ async def test_when_the_last_that_listens_leaves_the_generation_is_cancelled() -
         both = [asyncio.create_task(read(proxy, {}))]
         await until(lambda: proxy.engine.requests)
         both.append(asyncio.create_task(read(proxy, AGAIN)))
-        await until(lambda: _joined(proxy))
-        await asyncio.sleep(0.1)
+        await until(lambda: _joined(proxy) and _delivered(proxy) == [2])
         for one in both:
             one.cancel()
         await until(lambda: proxy.engine.cancelled)

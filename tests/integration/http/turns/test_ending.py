@@ -138,7 +138,7 @@ async def test_a_proxy_told_to_stop_lets_streams_finish_and_takes_no_more(proxy:
 async def test_a_proxy_told_to_stop_keeps_what_does_not_finish_in_time(proxy: Proxy) -> None:
     proxy.engine.script = lambda request: Say("ab", gates={1: asyncio.Event()})
     running_chat = asyncio.create_task(proxy.chat("t", "x"))
-    await until(lambda: proxy.engine.requests)
+    await until(lambda: proxy.app.state.hub.counts.tokens == 1)
     await proxy.app.state.turns.drain(0.05)
     assert (await running_chat).status_code == 503
     [turn] = await proxy.turns("t")

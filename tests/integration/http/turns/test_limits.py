@@ -82,7 +82,7 @@ async def one(proxy: Proxy, stream: bool) -> str:
 async def test_the_wall_time_ends_a_turn_that_runs() -> None:
     _, engine = gated()
     async with running(engine) as proxy:
-        await limited(proxy, max_wall_s=2)
+        await limited(proxy, max_wall_s=8)  # a busy machine needs a part of it for the request and its two tokens
         assert await one(proxy, stream=False) == "403 budget_spent"
         [turn] = await proxy.turns("t")
         assert (turn.partial, turn.finish_reason, turn.completion_tokens) == (True, "cancelled", 2)
