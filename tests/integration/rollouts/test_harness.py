@@ -152,6 +152,15 @@ async def test_a_trial_is_not_begun_once_its_groups_deadline_has_passed(
     assert [session.status for session in sessions("due")].count("aborted") == 3
 
 
+async def test_an_evaluation_counts_whatever_its_deadline(stack: Stack, tmp_path: Path, client: Steno) -> None:
+    """No trainer is waited for, and the results have its reward."""
+    found = prepared(stack, tmp_path, "late-eval", deadline_s=0.5, purpose="eval")
+    spec = {"group_id": _name(found), "run_id": "late-eval", "size": 2, "deadline_s": 0.5, "purpose": "eval"}
+    client.create_group(GroupSpec(task=dict(found.tasks[0].fields), **spec))
+    await asyncio.sleep(0.7)
+    assert [(result.end_reason, result.reward) for result in await rolled(found, Stand())] == [("completed", 1.0)] * 2
+
+
 async def test_finished_groups_are_not_even_looked_up(stack: Stack, tmp_path: Path) -> None:
     found = prepared(stack, tmp_path, "known")
     results = await rolled(found, Stand())

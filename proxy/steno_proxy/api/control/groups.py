@@ -240,7 +240,10 @@ async def claim_trials(
     if others := set(asked.trial_ids) - set(group.trial_ids):
         raise BadRequest(f"trial_ids: {min(others)} is no trial of group {group.group_id}", field="trial_ids")
     now = await found.store.now()
-    past_deadline = group.deadline_s is not None and group.created_at + group.deadline_s <= now
+    # What is evaluated needs no trainer: a late reward is told of all the same.
+    past_deadline = (
+        group.purpose == "train" and group.deadline_s is not None and group.created_at + group.deadline_s <= now
+    )
     items = []
     for trial_id in asked.trial_ids:
         try:
