@@ -78,7 +78,8 @@ def load_model(
 
     Args: zero: the DeepSpeed configuration, by which weights are partitioned while they are read (no rank ever holds the whole
         model); None: whole. Under it this is a collective. longest: tokens of the longest sample.
-    Raises: ConfigError: names `model`: not a causal language model, or one whose head or attention is not covered.
+    Raises: ConfigError: names `model`: not a causal language model, one whose checkpoint lacks some of its tensors, or one whose
+        head or attention is not covered.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -90,9 +91,9 @@ def load_model(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         config = config.get_text_config()  # of a model that also sees, the part that reads and writes
         check_config(config, longest=min(longest, getattr(config, "max_position_embeddings", None) or longest))
-        lm = AutoModelForCausalLM.from_pretrained(
+        lm, loaded = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=getattr(torch, precision), attn_implementation=attention.NAME,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=trust_remote_code, output_loading_info=True,
         )  # fmt: skip
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {path}: {error}", field="model") from error
@@ -104,6 +105,13 @@ def load_model(
         raise ConfigError(f"model {path}: not supported: {type(error).__name__}: {error}", field="model") from error
     finally:
         del watched
+    if missing := sorted(loaded["missing_keys"]):
+        # transformers gives them random values, and says so in its log only.
+        raise ConfigError(
+            f"model {path}: its checkpoint has no {missing[0]} ({len(missing)} of the model's tensors are missing); a model that "
+            "also sees keeps its text part under other names: save that part by itself",
+            field="model",
+        )
     head = getattr(lm, "lm_head", None)
     if getattr(head, "weight", None) is None or getattr(head, "bias", None) is not None:
         raise ConfigError(

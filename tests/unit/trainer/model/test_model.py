@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,19 @@ def test_shares_are_equally_long_and_hold_each_trained_token_once(ranks: int) ->
 def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model"):
         load_model(str(tmp_path), precision="float32", zero=None)
+
+
+def test_a_checkpoint_that_lacks_tensors_of_the_model_is_refused(tmp_path: Path) -> None:
+    """As those of models that also see, which have the text part under other names: it would begin with random weights."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(TINY, tmp_path / "model")
+    tensors = load_file(f"{TINY}/model.safetensors")
+    gone = sorted(tensors)[-1]
+    renamed = {f"language_model.{name}" if name == gone else name: tensor for name, tensor in tensors.items()}
+    save_file(renamed, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=f"its checkpoint has no {gone} .1 of the model's tensors"):
+        load_model(str(tmp_path / "model"), precision="float32", zero=None)
 
 
 @pytest.mark.parametrize("asked", [{"dropout": 0.1}, {"softcap": 5.0}, {"s_aux": torch.ones(1)}])
