@@ -14,6 +14,7 @@ import base64
 import binascii
 import re
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 from steno.contracts.chat import RECORDED, Message
@@ -199,8 +200,10 @@ class _ItemsReader:
 
     def _drop_reasoning_before_all(self) -> None:
         """Drops a reply of reasoning alone that answers nobody: CrewAI puts that of its last answer before the conversation."""
-        *before, reply = self.messages or [{}]
-        if reply.get("role") != "assistant" or any(message["role"] != "system" for message in before):
+        reply = self.messages[-1] if self.messages else None
+        if reply is None or reply["role"] != "assistant":
+            return
+        if any(message["role"] != "system" for message in islice(self.messages, len(self.messages) - 1)):
             return
         if not (reply["content"] or "tool_calls" in reply or RECORDED in reply):
             self.messages.pop()
