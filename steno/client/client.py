@@ -36,11 +36,12 @@ from steno.client.transport import (
     as_error,
     build,
     check,
-    is_done,
+    may_be_done,
     pause,
     repeatable,
     result,
     show,
+    was_removed,
 )
 from steno.contracts.errors import StenoError
 from steno.contracts.records import Session, Turn
@@ -140,12 +141,14 @@ class Client(RestCalls, Blocking):
                 time.sleep(pause(as_error(error, self._http.base_url), failures, self._retries))
 
     def _send(self, request: ClientRequest[T]) -> T:
+        lost = False  # the answer of an attempt that may have done what was asked
         for attempt in range(1, self._retries + 2):
             try:
                 return result(request, self._http.send(build(self._http, request)))
             except (httpx.TransportError, StenoError) as error:
-                if is_done(request, error, attempt):
+                if lost and was_removed(request, error):
                     return request.read(None)
+                lost = lost or may_be_done(error)
                 retries = self._retries if repeatable(request) else 0
                 time.sleep(pause(as_error(error, self._http.base_url), attempt, retries))
         raise AssertionError("pause raises after the last attempt")
@@ -247,6 +250,7 @@ class AsyncClient(RestCalls, Asynchronous):
 
     async def _send(self, request: ClientRequest[T]) -> T:
         http, slots = self._pool()
+        lost = False  # as in `Client._send`
         for attempt in range(1, self._retries + 2):
             try:
                 # One that the proxy may hold back takes no place: a hundred such must not keep a short one from its turn.
@@ -254,8 +258,9 @@ class AsyncClient(RestCalls, Asynchronous):
                     response = await http.send(build(http, request))
                 return result(request, response)
             except (httpx.TransportError, StenoError) as error:
-                if is_done(request, error, attempt):
+                if lost and was_removed(request, error):
                     return request.read(None)
+                lost = lost or may_be_done(error)
                 retries = self._retries if repeatable(request) else 0
                 await _sleep(pause(as_error(error, http.base_url), attempt, retries))
         raise AssertionError("pause raises after the last attempt")

@@ -27,8 +27,8 @@ Body = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 MSGPACK = "application/msgpack"
 _BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
-_BETWEEN = frozenset({408, 504, *range(520, 525)})
-"""What load balancers answer where the proxy has not. Of these Steno has 408 alone, in its own envelope."""
+_BETWEEN = frozenset({408, 502, 503, 504, *range(520, 525)})
+"""What load balancers answer where the proxy has not. Steno's own of these come in its envelope."""
 _NAMED = 20
 
 
@@ -178,11 +178,16 @@ def repeatable(request: ClientRequest[Any]) -> bool:
     return request.content is None or isinstance(request.content, bytes)
 
 
-def is_done(request: ClientRequest[Any], error: Exception, attempt: int) -> bool:
-    """Whether this failure of a repeated attempt says that an earlier one did what was asked."""
-    return (
-        attempt > 1 and request.removes is not None and isinstance(error, NotFound) and error.field == request.removes
-    )
+def may_be_done(error: Exception) -> bool:
+    """Whether an attempt that failed so may have done what was asked: it was sent, and its answer was lost."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
+        return False
+    return isinstance(error, httpx.TransportError | Unreachable)
+
+
+def was_removed(request: ClientRequest[Any], error: Exception) -> bool:
+    """Whether this failure says that what was to be removed is gone."""
+    return request.removes is not None and isinstance(error, NotFound) and error.field == request.removes
 
 
 def result(request: ClientRequest[T], response: httpx.Response) -> T:

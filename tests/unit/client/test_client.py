@@ -356,6 +356,9 @@ def test_what_was_changed_in_a_default_of_a_body_is_sent() -> None:
         ([httpx.ReadError("cut off"), "name"], None),
         ([httpx.ReadError("cut off"), "of a load balancer"], NotFound),
         (["name"], NotFound),
+        ([httpx.ConnectError("refused"), "name"], NotFound),
+        ([503, "name"], NotFound),
+        ([502, "name"], None),
     ],
 )
 def test_a_name_that_is_gone_when_its_retirement_is_repeated_was_retired(
@@ -366,6 +369,10 @@ def test_a_name_that_is_gone_when_its_retirement_is_repeated_was_retired(
     def handler(request: httpx.Request) -> httpx.Response:
         if isinstance(answer := left.pop(0), Exception):
             raise answer
+        if answer == 503:  # the proxy's own: it did nothing
+            return httpx.Response(503, json={"error": {"code": "store_unavailable", "message": "no", "field": None}})
+        if answer == 502:  # a load balancer's: nobody knows
+            return httpx.Response(502)
         body = {"error": {"code": "not_found", "message": "no", "field": "name"}}
         return httpx.Response(404, json=body if answer == "name" else None)
 
