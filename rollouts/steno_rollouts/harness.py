@@ -20,7 +20,7 @@ from functools import partial
 from types import MappingProxyType
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Conflict, Gone, NotFound, StenoError, StoreFull
+from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, StenoError, StoreFull
 from steno.contracts.rest import GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.claims import Claims
@@ -330,6 +330,8 @@ class Rollouts:
         except Conflict as error:
             if (error.field or "").startswith("fork_of"):
                 raise
+            if error.field == "group_id":  # somebody else's session has an id of its trials
+                raise Conflict(f"{error.message}: give another --run", field=error.field) from None
             raise Conflict(f"{error.message}: its task or its settings have changed; give another --run") from None
         except asyncio.CancelledError:
             stop.told = True
@@ -421,7 +423,7 @@ class Rollouts:
     async def _is_registered(self, identity: str) -> bool:
         try:
             await self._client.group(identity)
-        except NotFound:
+        except (Forbidden, NotFound):  # a run's own key is told no more of a group that is not there
             return False
         return True
 

@@ -38,7 +38,7 @@ def check_member(group_id: str, trial_id: str, found: str | None) -> None:
     if found != group_id:
         whose = "in no group" if found is None else f"of group {found}"
         raise Conflict(
-            f"group_id: group {group_id} can't have trial {trial_id}: a session {whose} has this id; use another group_id",
+            f"group_id: group {group_id} can't have trial {trial_id}: a session {whose} has this id",
             field="group_id",
         )
 

@@ -141,7 +141,7 @@ class RedisStore(RedisRecordings):
         gone: list[Gone] = []
         for at in range(0, len(sessions), CREATED_AT_ONCE):  # not all in one turn of the event loop
             some = sessions[at : at + CREATED_AT_ONCE]
-            made = [self._create_member(group, session, members[session.trial_id]) for session in some]
+            made = [self._create_member(group, session, members[session.trial_id], before is None) for session in some]
             gone += [error for error in await asyncio.gather(*(there(one) for one in made)) if error is not None]
         if gone and (before is None or (len(gone) == len(sessions) and not archived)):
             raise gone[0]
@@ -166,9 +166,11 @@ class RedisStore(RedisRecordings):
                 if isinstance(head, Session):  # what can't be read now is listed as unreadable
                     check_member(group.group_id, head.trial_id, head.group_id)
 
-    async def _create_member(self, group: Group, session: Session, member: str) -> None:
+    async def _create_member(self, group: Group, session: Session, member: str, is_new: bool) -> None:
+        """Args: is_new: False: a group on record may have been made around somebody else's session, by an earlier release."""
         found = await self._create(session, member)
-        check_member(group.group_id, found.trial_id, found.group_id)
+        if is_new:
+            check_member(group.group_id, found.trial_id, found.group_id)
 
     async def group(self, group_id: str) -> Group:
         raw = await self._link.call(self._link.client.get(group_key(group_id)))
