@@ -150,7 +150,8 @@ ACCEPT_FAILURES = Counter(
 )
 STORE_FULLNESS = Gauge(
     "steno_proxy_store_fullness_ratio",
-    "Memory of Redis in use, of its `maxmemory` (of its machine's memory, where that is 0). From 0.7 on ended sessions go to the "
+    "Memory of Redis in use, of its `maxmemory` (of its machine's memory, where that is 0). From 0.7 on ended sessions that "
+    "nobody waits for go to the "
     "archive at once; from 0.8 on there are no new trials, and running ones go on",
 )
 ARCHIVED_SESSIONS = Counter(

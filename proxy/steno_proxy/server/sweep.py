@@ -32,7 +32,7 @@ TIGHT_S = 60.0
 reward, is waited for stays for as long as ever."""
 
 CLOCKS_DIFFER_S = 60.0
-"""By so much the log has it."""
+"""By so much the log has it, once."""
 
 
 class Sweeper:
@@ -48,6 +48,7 @@ class Sweeper:
         self._capacity = capacity
         self._archiver = archiver
         self._clock = clock
+        self._clocks_differ = False  # and the log has it
         self._sweep_s = settings.sweep_s
         if archiver is not None or settings.retention_s is None:
             self._deleted_after_s = math.inf
@@ -79,11 +80,13 @@ class Sweeper:
     async def _now(self) -> float:
         """The earlier of this process's clock and the store's: one that is ahead would delete or end what has just been said."""
         here, there = self._clock(), await self._store.now()
-        if abs(here - there) > CLOCKS_DIFFER_S:
+        differ = abs(here - there) > CLOCKS_DIFFER_S
+        if differ and not self._clocks_differ:
             log.warning(
                 "the clock of this process is %.0f s %s the store's; sessions leave and end by the one that is behind",
                 abs(here - there), "ahead of" if here > there else "behind",
             )  # fmt: skip
+        self._clocks_differ = differ
         return min(here, there)
 
     async def _end_timed_out(self) -> None:

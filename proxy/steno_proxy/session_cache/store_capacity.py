@@ -14,7 +14,8 @@ from steno_proxy.store.interface import SessionStore
 log = logging.getLogger(__name__)
 
 TIGHT = 0.7
-"""Of the memory: somebody is told, and what has ended goes to the archive without waiting for `retention_s`."""
+"""Of the memory: somebody is told, and what has ended goes to the archive without waiting for `retention_s`, if neither its group
+runs or waits nor its reward may come."""
 FULL = 0.8
 """Of the memory: no new trials. What is left is for those that run."""
 RETRY_S = 60.0
@@ -40,7 +41,7 @@ class StoreCapacity:
         metrics.STORE_FULLNESS.set(share)
         for bound, what in (
             (FULL, "no new trials are taken, running ones go on"),
-            (TIGHT, "ended sessions are archived at once"),
+            (TIGHT, "ended sessions that nobody waits for are archived at once"),
         ):
             if before < bound <= share:
                 log.warning(
