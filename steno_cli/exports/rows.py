@@ -12,7 +12,7 @@ from steno_cli.exports.atif import trajectories
 from steno_cli.exports.chat import conversations
 from steno_cli.terminal.output import console
 
-SESSION_COLUMNS = {"trial_id": str, "group_id": str, "run_id": str, "reward": float}
+SESSION_COLUMNS = {"trial_id": str, "group_id": str, "run_id": str, "reward": float, "status": str, "marks": list[str]}
 """What rows of turns have of their session."""
 UNTRAINED_LABEL = -100
 """What losses of PyTorch and Hugging Face leave out."""
@@ -25,7 +25,7 @@ class Records(StrEnum):
 
 
 def record_rows(client: Client, trial_id: str, records: Records) -> Iterator[dict[str, Any]]:
-    """The records as REST gives them (`steno/contracts/records.py`); turns with their trial's id, group and reward beside."""
+    """The records as REST gives them (`steno/contracts/records.py`); turns with what SESSION_COLUMNS names."""
     if records is Records.SAMPLES:
         yield from (readable(sample) for sample in _samples(client, trial_id))
         return

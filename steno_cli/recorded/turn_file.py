@@ -14,7 +14,7 @@ import msgspec
 from steno.config.extras import how_to_install, missing
 from steno.contracts.errors import ConfigError
 
-_BESIDE = ("trial_id", "group_id", "run_id", "reward")
+_BESIDE = ("trial_id", "group_id", "run_id", "reward", "status", "marks")
 _ROWS = 256
 
 
@@ -82,8 +82,11 @@ class TurnFile:
 
 def _session(row: dict[str, Any], first: float) -> dict[str, Any]:
     counts = dict.fromkeys(("turns", "prompt_tokens", "completion_tokens", "constrained_tokens", "forks"), 0)
-    return {name: row.get(name) for name in _BESIDE} | {
-        "status": "completed", "end_reason": None, "metrics": {}, "marks": [], "metadata": {}, "counts": counts, "notes": None,
+    told = {name: row.get(name) for name in _BESIDE}
+    # Older files have neither status nor marks.
+    return told | {
+        "status": told["status"] or "completed", "marks": told["marks"] or [],
+        "end_reason": None, "metrics": {}, "metadata": {}, "counts": counts, "notes": None,
         "created_at": first, "updated_at": first, "first_turn_at": first, "ended_at": first,
     }  # fmt: skip
 
@@ -118,6 +121,7 @@ _TEXTS = frozenset(
         "options",
         "call_ids",
         "annotation",
+        "marks",
     }
 )
 """Columns that hold JSON text, since their shape differs from row to row."""

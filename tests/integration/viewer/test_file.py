@@ -42,6 +42,11 @@ async def test_exported_turns_are_shown_as_they_were_recorded(
             await looker.go("sessions/parser-05.0", "section.turn")
             of_file = await looker.page.locator(".conversation").inner_text()
             await looker.go("sessions/parser-05.0?tab=tokens", ".done .tok")
+            assert await looker.page.locator("option[value=reason]").count() == 0, "the file says no group's purpose"
+            await looker.page.locator(".done .tok").first.hover()
+            told = await looker.page.text_content(".token-detail")
+            assert "logprob" in told and "ledger" not in told
+            await looker.go("sessions/parser-05.3", ".pill.aborted")
             assert looker.troubles == []
         async with looking(browser, proxy.url) as looker:
             await looker.go("sessions/parser-05.0", "section.turn")

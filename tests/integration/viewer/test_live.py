@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import pytest
 
-from tests.integration.http.conftest import Proxy
+from steno.contracts.records import Session
+from steno.contracts.rest import Completion, GroupSpec
+from steno_proxy.store.memory.store import MemoryStore
+from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
+from tests.support.records.shown_sessions import record, straight
 
 pytestmark = pytest.mark.viewer
 
@@ -19,17 +24,45 @@ async def test_a_reward_that_comes_after_the_end_is_shown_in_the_head_and_by_the
 ) -> None:
     async with looking(browser, proxy.url) as looker:
         page = looker.page
-        await proxy.chat("alive", "hello")
-        await looker.go("sessions/alive?tab=tokens", ".done .tok")
+        await proxy.steno.create_group(GroupSpec(group_id="alive", size=1))
+        await proxy.chat("alive.0", "hello")
+        await looker.go("sessions/alive.0?tab=tokens", ".done .tok")
         await page.select_option("text=Colour", "reason")
         await page.wait_for_selector(".legend >> text=open")
-        await proxy.http.post("/sessions/alive/complete", json={})
+        await proxy.http.post("/sessions/alive.0/complete", json={})
         await page.wait_for_selector(".pill.completed")
         await page.wait_for_selector(".legend >> text=unscored")
-        await proxy.http.post("/sessions/alive/complete", json={"reward": 0.5})
+        await proxy.http.post("/sessions/alive.0/complete", json={"reward": 0.5})
         await page.wait_for_selector(".fact:has(dt:text('Reward')) b:text-is('0.5')")
         await page.wait_for_selector(".legend >> text=for training")
         assert looker.troubles == []
+
+
+async def test_what_no_lease_brings_to_a_trainer_is_not_said_to_be_for_training(proxy: Proxy, browser: Any) -> None:
+    await proxy.steno.create_group(GroupSpec(group_id="held-out", size=1, purpose="eval"))
+    for trial in ("alone", "held-out.0"):
+        await proxy.chat(trial, "hello")
+        await proxy.steno.complete(trial, Completion(reward=1.0))
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        for trial, reason in (("alone", "ungrouped"), ("held-out.0", "evaluation")):
+            await looker.go(f"sessions/{trial}?tab=tokens", ".done .tok")
+            await page.select_option("text=Colour", "reason")
+            await page.wait_for_selector(f".legend >> text={reason}")
+            await page.locator(".done .tok").first.hover()
+            assert f"ledger {reason}" in await page.text_content(".token-detail")
+        assert await looker.faults() == [] and looker.troubles == []
+
+
+async def test_a_scripted_session_has_no_token_that_may_be_trained(browser: Any) -> None:
+    store, now = MemoryStore(), time.time()
+    session = Session(trial_id="scripted", created_at=now, updated_at=now, marks=["synthetic"])
+    await record(store, session, straight(1, 1, now))
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        await looker.go("sessions/scripted?tab=tokens", ".done .tok")
+        await looker.page.select_option("text=Colour", "mask")
+        await looker.page.wait_for_selector(".done .tok.m0")
+        assert await looker.page.locator(".done .tok.m1").count() == 0
 
 
 async def test_a_session_that_ended_long_ago_is_asked_for_once(proxy: Proxy, browser: Any) -> None:

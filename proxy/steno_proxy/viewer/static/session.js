@@ -30,6 +30,7 @@ class SessionPage {
     this.session = session;
     this.signal = signal;
     this.live = live;
+    this.purpose = null; // of its group; null: it has none, or it is not known
     this.recording = new Recording();
     this.leaf = null;
     this.tab = TABS.some(([name]) => name === query.get("tab")) ? query.get("tab") : "conversation";
@@ -46,9 +47,20 @@ class SessionPage {
   async load() {
     put(this.panel, h("p.dim.loading", "Reading the turns…"));
     const wanted = new URLSearchParams(location.hash.split("?")[1] ?? "").get("turn");
-    await turnsFrom(this.session.trial_id, 0, (items) => this.recording.take(items), this.signal);
+    [this.purpose] = await Promise.all([this.readPurpose(), turnsFrom(this.session.trial_id, 0, (items) => this.recording.take(items), this.signal)]);
     this.choose(wanted && this.recording.get(wanted) ? wanted : this.recording.mainLeaf?.turn_id ?? null, Boolean(wanted));
     if (this.live && this.goesOn()) this.follow();
+  }
+
+  // Evaluations are never trained. A group that can't be read is no reason to show nothing of the session.
+  async readPurpose() {
+    if (!this.live || this.session.group_id === null) return null;
+    try {
+      return (await get(`groups/${encodeURIComponent(this.session.group_id)}`, {}, this.signal)).purpose;
+    } catch (error) {
+      if (error.name === "AbortError" || error.status === 401) throw error;
+      return null;
+    }
   }
 
   // A turn: its path is shown, down to the newest leaf below it.
@@ -74,7 +86,7 @@ class SessionPage {
     }
     const made = {
       conversation: () => new Conversation(path, this.recording),
-      tokens: () => new TokenView(path, this.recording, this.session),
+      tokens: () => new TokenView(path, this.session, this.purpose),
       timeline: () => new Timeline(this.recording, (turnId) => { this.go("conversation"); this.choose(turnId, true); }),
       record: () => ({ node: record(this.session, path) }),
     }[this.tab]();

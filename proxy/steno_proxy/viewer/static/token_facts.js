@@ -13,21 +13,28 @@ export const MODES = {
 
 const DIFFERENCES = [-0.3, -0.1, -0.02, 0.02, 0.1, 0.3];
 const PROBABILITIES = [0.99, 0.9, 0.7, 0.5, 0.25, 0.1, 0.02];
-const REASONS = ["trained", "constrained", "superseded", "unreadable", "unscored", "aborted", "synthetic", "text_only", "open"];
+const REASONS = ["trained", "constrained", "superseded", "unreadable", "unscored", "aborted", "synthetic", "text_only", "open", "ungrouped", "evaluation", "deleted"];
+// Of a trial in a group whose purpose nobody has said: a file of turns does not have it.
+export const UNKNOWN = "unknown";
 
-// Why no lease brings any of a session's tokens to a trainer; null: one does, or may.
-export function sessionReason(session) {
+// Why no lease brings any of a session's tokens to a trainer, in the order of `NotTrained`; null: one does, or may.
+// purpose: of its group; null: not known.
+export function sessionReason(session, purpose) {
   if (session.status === "open") return "open";
-  if (session.status === "aborted") return "aborted";
+  if (session.group_id === null) return "ungrouped";
+  if (purpose === null) return UNKNOWN;
+  if (purpose === "eval") return "evaluation";
+  if (session.status === "deleted" || session.status === "aborted") return session.status;
   for (const mark of ["text_only", "synthetic"]) if (session.marks.includes(mark)) return mark;
   return session.reward === null ? "unscored" : null;
 }
 
 export class TokenFacts {
-  constructor(path, session, mode) {
+  constructor(path, session, purpose, mode) {
     this.path = path;
     this.mode = mode;
-    this.session = sessionReason(session);
+    this.session = sessionReason(session, purpose);
+    this.synthetic = session.marks.includes("synthetic");
     this.byTurn = new Map(path.map((turn) => [turn.turn_id, turn]));
     this.versions = [...new Set(path.flatMap((turn) => turn.versions.map((span) => span.version)))];
   }
@@ -45,6 +52,7 @@ export class TokenFacts {
   // Of the mask alone: what holds whatever becomes of the session.
   masked(turn, at) {
     if (turn.unreadable) return "unreadable";
+    if (this.synthetic) return "synthetic";
     if (turn.superseded_by) return "superseded";
     return turn.constrained.some(([start, end]) => start <= at && at < end) ? "constrained" : null;
   }
@@ -97,6 +105,7 @@ export class TokenFacts {
     found.push(["version", this.version(turn, at) || "–"]);
     const worker = turn.workers.find((span) => span.start <= at && at < span.end)?.worker_id ?? turn.worker_id;
     if (worker) found.push(["worker", worker]);
+    if (this.session === UNKNOWN) return found;
     const why = this.reason(turn, at);
     found.push(["ledger", why === "trained" ? "for training" : why.replaceAll("_", " "), why === "trained" ? "" : "warn"]);
     return found;

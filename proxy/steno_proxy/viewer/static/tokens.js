@@ -3,7 +3,7 @@
 import { h, put, say } from "./dom.js";
 import { brief, count, plain } from "./format.js";
 import { forkChip, preview } from "./outline.js";
-import { MODES, TokenFacts } from "./token_facts.js";
+import { MODES, TokenFacts, UNKNOWN, sessionReason } from "./token_facts.js";
 import { shownText, textsOf, tokenText } from "./token_texts.js";
 
 const CHUNK = 256;
@@ -15,7 +15,8 @@ const FORMS = [["texts", "texts"], ["ids", "ids"]];
 let chosen = { mode: "logprob", prompts: "new", form: "texts" };
 
 export class TokenView {
-  constructor(path, recording, session) {
+  constructor(path, session, purpose) {
+    this.purpose = purpose;
     this.texts = new Map();
     this.strips = new Map();
     this.detail = h("div.token-detail", { role: "status" });
@@ -27,8 +28,6 @@ export class TokenView {
     this.list.addEventListener("focusin", (event) => { if (event.target.classList.contains("strip")) this.enter(event.target); });
     this.controls = h("div.token-controls");
     this.node = h("div.token-view", this.controls, this.legend, this.list, this.detail);
-    this.path = [];
-    this.drawControls();
     this.grow(path, session);
   }
 
@@ -65,15 +64,25 @@ export class TokenView {
       h("select", { onchange: (event) => { change(event.target.value); this.draw(); } },
         options.map(([name, words]) => h("option", { value: name, selected: name === value }, words))));
     put(this.controls,
-      select("Colour", Object.entries(MODES).filter(([name]) => name !== "difference" || this.path.some((turn) => turn.annotation)).map(([name, { words }]) => [name, words]), chosen.mode, (value) => { chosen = { ...chosen, mode: value }; }),
+      select("Colour", this.modes, this.mode, (value) => { chosen = { ...chosen, mode: value }; }),
       select("Show", PROMPTS, chosen.prompts, (value) => { chosen = { ...chosen, prompts: value }; }),
       this.path.some((turn) => this.textsFor(turn)) ? select("Tokens as", FORMS, chosen.form, (value) => { chosen = { ...chosen, form: value }; }) : null,
       h("span.dim.small", "Point at a token, or focus a strip and use the arrow keys."));
   }
 
+  // What can be told of this path's tokens.
+  get modes() {
+    const told = { difference: this.path.some((turn) => turn.annotation), reason: sessionReason(this.session, this.purpose) !== UNKNOWN };
+    return Object.entries(MODES).filter(([name]) => told[name] ?? true).map(([name, { words }]) => [name, words]);
+  }
+
+  get mode() {
+    return this.modes.some(([name]) => name === chosen.mode) ? chosen.mode : "logprob";
+  }
+
   draw() {
     this.watcher.disconnect();
-    this.facts = new TokenFacts(this.path, this.session, chosen.mode);
+    this.facts = new TokenFacts(this.path, this.session, this.purpose, this.mode);
     put(this.legend, this.facts.legend().map(([kind, words]) => h("span.key", h(`i.tok.${kind}`, { "aria-hidden": "true" }), words)));
     const kept = new Map(this.path.map((turn) => [turn.turn_id, this.strip(turn)]));
     this.strips = kept;
