@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncSteno, Steno
 from steno.contracts.errors import StoreFull
 from steno.contracts.records import Session
 from steno.contracts.rest import GroupSpec, GroupTrials
@@ -46,6 +46,15 @@ async def test_no_more_groups_are_in_hand_than_the_trainer_can_use_in_time(
     await until(lambda: len(stand.started) == 6)
     acknowledged = 4
     assert len(await running) == 8
+
+
+async def test_a_runs_own_key_registers_groups_that_the_bound_admits(
+    stack: Stack, tmp_path: Path, client: Steno
+) -> None:
+    """Of a group that is not there it is told 403, as of another run's."""
+    bound = {"groups_per_step": 1, "max_staleness_steps": 0}
+    found = prepared(stack, tmp_path, "own-key", key=client.run_key("own-key"), tasks=2, **bound)
+    assert [result.reward for result in await rolled(found, Stand())] == [1.0] * 4
 
 
 async def test_what_is_in_hand_is_asked_of_the_proxy(stack: Stack, tmp_path: Path) -> None:
