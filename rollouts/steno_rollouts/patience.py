@@ -1,8 +1,9 @@
 """The launcher's client of the proxy: while the proxy or its store is away, it asks again until they are back, and says so.
 Trials that run go on meanwhile, and the end of one that has been scored is not lost.
 
-Once the rollouts are told to stop, what they still post (`posts.py`) is tried for half a minute. It does not ask a full store
-again: new groups wait for room (`harness.py`), and what runs goes on.
+Once the rollouts are told to stop, what they still post (`posts.py`) is tried for half a minute, as is at any time what waiting
+may not mend: an archive that can't be read, say. It does not ask a full store again: new groups wait for room (`harness.py`), and
+what runs goes on.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from pydantic import SecretStr
 
 from steno.client.client import AsyncSteno
 from steno.client.transport import ClientRequest, repeatable
-from steno.contracts.errors import StenoError, StoreFull
+from steno.contracts.errors import StenoError, StoreFull, StoreUnavailable, TooManyRequests, Unreachable
 from steno_rollouts.posts import told_to_stop
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRIES = 8
-"""Of a call once the rollouts are told to stop; with growing pauses, half a minute."""
+"""Of a call once the rollouts are told to stop, or one that waiting may not mend; with growing pauses, half a minute."""
+AWAY = (Unreachable, StoreUnavailable, TooManyRequests)
+"""Of the retryable errors, those that end once somebody is back, or has time."""
 PAUSE_S = 8.0
 """The longest between two attempts."""
 SAID_AFTER_S = 5.0
@@ -33,7 +36,8 @@ SAID_EVERY_S = 60.0
 
 
 class PatientSteno(AsyncSteno):
-    """An `AsyncSteno` whose calls are repeated without an end, as long as the same may succeed later."""
+    """An `AsyncSteno` whose calls are repeated without an end while the proxy or its store is away, and for half a minute where
+    the same may succeed later for another reason."""
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class PatientSteno(AsyncSteno):
                 failed += 1
                 if isinstance(error, StoreFull) or not error.retryable or not repeatable(request):
                     raise
-                if failed > RETRIES and told_to_stop():
+                if failed > RETRIES and (told_to_stop() or not isinstance(error, AWAY)):
                     raise
                 self._say(error, self._clock() - began)
                 await self._sleep(min((error.retry_after_s or 1.0) * failed, PAUSE_S))

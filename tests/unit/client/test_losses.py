@@ -55,9 +55,10 @@ def test_what_a_load_balancer_answers_for_the_proxy_is_tried_again(status: int, 
     assert client.session_page().items == [] and pauses == [1.0]
 
 
-def test_a_gateways_timeout_is_no_answer_of_the_proxy() -> None:
-    transport = httpx.MockTransport(lambda request: httpx.Response(504, text="<html>"))
-    with pytest.raises(Unreachable, match="no answer from the proxy: HTTP 504 Gateway Timeout"):
+@pytest.mark.parametrize("said", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"])
+def test_a_gateways_own_page_is_no_answer_of_the_proxy(said: str) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(int(said[:3]), text="<html>"))
+    with pytest.raises(Unreachable, match=f"no answer from the proxy: HTTP {said}"):
         Client("http://proxy", transport=transport).session("t")
 
 

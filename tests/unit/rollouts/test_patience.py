@@ -9,7 +9,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from steno.contracts.errors import Forbidden, StoreFull, Unreachable
+from steno.contracts.errors import ArchiveUnreadable, Forbidden, ProtocolError, StoreFull, Unreachable
 from steno.contracts.rest import Completion, GroupSpec
 from steno_rollouts.patience import PatientSteno
 from steno_rollouts.posts import to_its_end
@@ -47,7 +47,14 @@ def refused(status: int, code: str, message: str) -> Callable[[], httpx.Response
     )
 
 
-@pytest.mark.parametrize("answer", [unreachable, refused(503, "store_unavailable", "the store is away")])
+def between(status: int) -> Callable[[], httpx.Response]:
+    """A load balancer's page, where the proxy behind it is away."""
+    return lambda: httpx.Response(status, text="<html>")
+
+
+@pytest.mark.parametrize(
+    "answer", [unreachable, between(502), between(503), refused(503, "store_unavailable", "the store is away")]
+)
 async def test_a_trials_end_is_posted_once_the_proxy_is_back_and_it_is_said_each_minute(
     answer: Callable[[], httpx.Response], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +89,23 @@ async def test_rollouts_that_are_told_to_stop_ask_for_half_a_minute_more() -> No
     proxy = Away(float("inf"), unreachable)
     with pytest.raises(Unreachable):
         await to_its_end(to_its_end(post()), stopping=True)
+    assert 30.0 < proxy.now < 40.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (refused(503, "archive_unreadable", "g.jsonl: no such file"), ArchiveUnreadable),
+        (lambda: httpx.Response(200, text="<html>"), ProtocolError),
+    ],
+)
+async def test_what_waiting_may_not_mend_is_tried_for_half_a_minute(
+    answer: Callable[[], httpx.Response], error: type[Exception]
+) -> None:
+    proxy = Away(float("inf"), answer)
+    async with asyncio.timeout(60):
+        with pytest.raises(error):
+            await proxy.client.session("g.0")
     assert 30.0 < proxy.now < 40.0
 
 
