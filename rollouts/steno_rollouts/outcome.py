@@ -29,7 +29,7 @@ class EndReason(StrEnum):
     @property
     def early(self) -> bool:
         """Whether a trial without a turn that ended so failed before its first turn: nothing is known of the policy by it."""
-        return self in (EndReason.EXIT_CODE, EndReason.START_FAILED, EndReason.INTERRUPTED)
+        return self in (EndReason.EXIT_CODE, EndReason.START_FAILED, EndReason.DEADLINE, EndReason.INTERRUPTED)
 
     @property
     def status(self) -> SessionStatus:

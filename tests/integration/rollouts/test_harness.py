@@ -150,6 +150,8 @@ async def test_a_trial_is_not_begun_once_its_groups_deadline_has_passed(
     assert ends == {begun: ("completed", 1), **dict.fromkeys([waited, *late], ("deadline", 0))}
     assert stand.started == [begun]
     assert [session.status for session in sessions("due")].count("aborted") == 3
+    again = [(result.round, result.end_reason) for result in await rolled(found, Stand()) if result.task_id == "t1"]
+    assert again == [("epoch-0+1", "completed")] * 2, "of that group nothing had begun"
 
 
 async def test_an_evaluation_counts_whatever_its_deadline(stack: Stack, tmp_path: Path, client: Steno) -> None:
