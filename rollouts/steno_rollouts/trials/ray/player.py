@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from steno.contracts.errors import ConfigError, StenoError
+from steno.contracts.errors import BY_CODE, ConfigError, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Trial
 from steno_rollouts.config import RolloutSettings
@@ -91,7 +91,7 @@ class RayPlayer(Player):
             said = f"node {answer.node}: {message}"
             if code in {kind.code for kind in OF_A_NODE}:  # it came later, and was not looked at
                 return _ended(EndReason.START_FAILED, said)
-            raise StenoError(said)
+            raise BY_CODE.get(code, StenoError)(said)
         await asyncio.to_thread(_write, folder, answer)
         assert answer.outcome is not None
         return answer.exit, answer.outcome

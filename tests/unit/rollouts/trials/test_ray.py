@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import ConfigError, Forbidden, StenoError, Unreachable
+from steno.contracts.errors import ConfigError, Forbidden, Gone, StenoError, Unreachable
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts import build
@@ -82,10 +82,23 @@ async def test_a_node_that_is_not_ready_fails_the_attempt_which_is_tried_again(
     assert results[0].detail == f"node 10.0.0.7: {error.message}"
 
 
+async def test_a_trial_that_was_deleted_while_a_node_played_it_ends_alone(tmp_path: Path) -> None:
+    async def gone(*_: object) -> Session:
+        raise Gone("session g.0 is closed")
+
+    client = cast(AsyncSteno, SimpleNamespace(session=gone, complete=gone))
+    player = ray_player(tmp_path, Answer("10.0.0.7", problem=(Gone.code, "session g.0 is closed")))
+    results: list[TrialResult] = []
+    await TrialRunner(client, player, RunnerOptions((), "http://proxy", tmp_path)).run(ASSIGNMENT, results.append)
+    assert [(result.end_reason, result.detail) for result in results] == [
+        ("deleted", "node 10.0.0.7: session g.0 is closed")
+    ]
+
+
 async def test_what_the_proxy_refuses_on_a_node_ends_the_rollouts(tmp_path: Path) -> None:
     """It would refuse any other node."""
     refused = Answer("10.0.0.7", problem=(Forbidden.code, "this key does not open the trial"))
-    with pytest.raises(StenoError, match=r"node 10\.0\.0\.7: this key does not open the trial"):
+    with pytest.raises(Forbidden, match=r"node 10\.0\.0\.7: this key does not open the trial"):
         await ray_player(tmp_path, refused).play(ASSIGNMENT, tmp_path / "g.0")
 
 
