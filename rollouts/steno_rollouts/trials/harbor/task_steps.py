@@ -63,11 +63,14 @@ class TaskSteps:
 
     async def _tell_of(self, number: int) -> None:
         name, trial = self._names[number - 1], self.folder.parent.name
-        until, said = time.monotonic() + PATIENCE_S, False
+        until, said, why = time.monotonic() + PATIENCE_S, False, f"no answer for {PATIENCE_S:g} s"
         while True:
             try:
-                await self._begin(name)
+                async with asyncio.timeout(max(0.0, until - time.monotonic())):  # its client may ask without an end
+                    await self._begin(name)
                 return
+            except TimeoutError:
+                raise NotTold(f"the proxy can't be told of step {name!r}: {why}", began=number > 1) from None
             except (Gone, NotFound) as error:  # its session has ended by a limit, say; or an older proxy has no steps
                 log.warning("%s: turns of step %r won't name it: %s", trial, name, error.message)
                 return
@@ -78,5 +81,5 @@ class TaskSteps:
                     ) from error
                 if not said:
                     log.warning("%s: step %r waits to begin: %s", trial, name, error.message)
-                said = True
+                said, why = True, error.message
             await asyncio.sleep(RETRY_S)

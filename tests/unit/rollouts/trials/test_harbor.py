@@ -168,6 +168,21 @@ async def test_what_runs_is_ended_where_the_proxy_can_not_be_told_of_a_step(
     assert (asked > 1) == error.retryable
 
 
+async def test_a_step_does_not_wait_longer_where_the_client_never_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of `steno rollout` asks until the proxy answers."""
+    monkeypatch.setattr(task_steps, "PATIENCE_S", 0.05)
+
+    async def begin(name: str) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(NotTold, match=r"can't be told of step 'one': no answer for 0\.05 s"):
+        async with asyncio.timeout(60), TaskSteps(tmp_path / "steps", ["one"], begin).told():
+            (tmp_path / "steps" / "1").touch()
+            await asyncio.Event().wait()
+
+
 ANSWERED = """#!{python}
 import json, sys, time
 from pathlib import Path
@@ -197,8 +212,6 @@ async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
 ) -> None:
     """The other one, of which it can be told later, goes on to its end. Their folders are named from where the rollouts run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(task_steps, "RETRY_S", 0.01)
-    monkeypatch.setattr(task_steps, "PATIENCE_S", 1.0)
     ended_first = asyncio.Event()
     posted: dict[str, Completion] = {}
     sessions = {
@@ -208,7 +221,7 @@ async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
 
     async def begin(trial_id: str, name: str) -> None:
         if name == step and trial_id == "g.0":
-            raise Unreachable("no answer")
+            raise Forbidden("no answer")
         if name == step:
             await ended_first.wait()
 
