@@ -22,7 +22,7 @@ MARKUP = (
     "<style>* { display: none }</style>"
     "{{constructor.constructor('window.pwned = 1')()}} [link](http://evil.example) ![](http://evil.example/x.png)"
 )
-TURNED = "safe \u202egnp.exe\u202c \u2066hidden\u2069 \u200bzero\ufeff"
+TURNED = "safe \u202egnp.exe\u202c \u2066hidden\u2069 \u200bzero\ufeff \U000e0041tag\U000e0101 \u034f\u3164"
 ANSI = "\x1b[31mred\x1b[0m \x1b]8;;http://evil.example\x07link\x1b]8;;\x07 \x9b31m \x00 \x07"
 HUGE = "a" * 1_000_000 + "THE-END"
 
@@ -81,9 +81,9 @@ async def test_nothing_that_an_agent_wrote_runs_or_is_fetched(browser: Any) -> N
         await looker.shot("hostile")
         shown = await page.evaluate("document.querySelector('main').textContent")
         assert "<script>window.pwned = 1" in shown, "it is shown as what it is"
-        for char in "\u202e\u202c\u2066\u200b\ufeff\x1b\x9b\x00\x07":
+        for char in "\u202e\u202c\u2066\u200b\ufeff\U000e0041\U000e0101\u034f\u3164\x1b\x9b\x00\x07":
             assert char not in shown, f"U+{ord(char):04X} is shown by its name"
-        assert "U+202E" in shown and "U+001B" in shown
+        assert "U+202E" in shown and "U+001B" in shown and "U+E0041tagU+E0101 U+034FU+3164" in shown
         links = await page.evaluate("[...document.querySelectorAll('main a')].map((one) => one.href)")
         assert all(link.startswith(f"{proxy.url}/ui/#/") for link in links)
         result = page.locator("article.message.tool details").first

@@ -44,8 +44,10 @@ export const moment = (unix) => new Date(unix * 1000).toISOString().replace("T",
 export const time = (unix) =>
   unix === null || unix === undefined ? "–" : h("time", { datetime: new Date(unix * 1000).toISOString(), title: moment(unix) }, ago(unix));
 
-// Characters that change how others are shown, or that nobody sees: bidi marks, controls (ANSI's among them), zero widths.
-const UNSEEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/u;
+// Characters that change how others are shown, or that nobody sees: bidi marks, controls (ANSI's among them), zero widths, tags,
+// variation selectors. Some write hidden text with them. What holds an emoji together stays as it is.
+const IN_EMOJI = String.raw`\p{Extended_Pictographic}[\ufe0e\ufe0f]|[0-9#*]\ufe0f(?=\u20e3)|\p{Extended_Pictographic}[\u{1f3fb}-\u{1f3ff}]?\ufe0f?\u200d(?=\p{Extended_Pictographic})`;
+const UNSEEN = new RegExp(String.raw`(?![\t\n\r])[\p{Cc}\p{Default_Ignorable_Code_Point}\u2028\u2029\ufff9-\ufffb\u{13430}-\u{1343f}](?<!${IN_EMOJI})`, "u");
 const UNSEEN_ALL = new RegExp(UNSEEN.source, "gu");
 
 export function unseen(char) {

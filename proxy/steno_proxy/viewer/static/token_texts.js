@@ -50,4 +50,4 @@ export function quoted(text) {
   return [...whole].map(visible).join("");
 }
 
-const visible = (char) => (/[\p{C}\p{Zl}\p{Zp}]/u.test(char) ? unseen(char) : char);
+const visible = (char) => (/[\p{C}\p{Default_Ignorable_Code_Point}\p{Zl}\p{Zp}]/u.test(char) ? unseen(char) : char);
