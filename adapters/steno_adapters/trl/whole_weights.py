@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate.utils import is_peft_model
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from steno.contracts.errors import BadRequest
 from steno_adapters.trl.private_names import checkpoint_parameters
@@ -45,7 +46,8 @@ def whole_weights(trainer: Any) -> Iterator[Weights]:
             yield found
         return
     # Of DeepSpeed the engine gathers, and `trainer.model` is what it wraps.
-    yield trainer.accelerator.get_state_dict(trainer.model_wrapped if trainer.is_deepspeed_enabled else trainer.model)
+    whole = trainer.accelerator.get_state_dict(trainer.model_wrapped if trainer.is_deepspeed_enabled else trainer.model)
+    yield _as_in_checkpoint(model, whole or {})
 
 
 @contextmanager
@@ -55,11 +57,20 @@ def _merged(model: Any) -> Iterator[Weights]:
     before = [parameter.detach().to("cpu", copy=True) for parameter in adapted]
     try:
         model.merge_adapter()
-        yield ((name, parameter.detach()) for name, parameter in checkpoint_parameters(model))
+        whole = ((name, parameter.detach()) for name, parameter in checkpoint_parameters(model))
+        yield _as_in_checkpoint(model.get_base_model(), whole)
     finally:
         model.unmerge_adapter()
         for parameter, kept in zip(adapted, before, strict=True):
             parameter.data.copy_(kept)
+
+
+def _as_in_checkpoint(model: Any, whole: Weights) -> Weights:
+    """transformers keeps experts of some models in one tensor for all; checkpoints, and so workers, have each by itself."""
+    if not getattr(model, "_weight_conversions", None):
+        return whole
+    tensors = whole.items() if isinstance(whole, Mapping) else whole
+    return (made for name, tensor in tensors for made in revert_weight_conversion(model, {name: tensor}).items())
 
 
 @contextmanager

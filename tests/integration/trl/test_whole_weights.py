@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from accelerate import Accelerator, DistributedType
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from steno.contracts.errors import BadRequest
 from steno.models import TINY
@@ -66,6 +68,24 @@ def test_an_adapter_is_merged_under_the_checkpoints_names_and_taken_out_again_to
     assert before.keys() == after.keys()
     with whole_weights(trainer(model, main=False)) as weights:
         assert not weights, "of another rank"
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_experts_are_pushed_one_by_one_as_checkpoints_have_them(tmp_path: Path, adapted: bool) -> None:
+    """The engines take them under these names alone."""
+    config = Qwen3MoeConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, moe_intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=8, num_experts=2, num_experts_per_tok=1, tie_word_embeddings=False,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert names != model.state_dict().keys()
+    if adapted:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    with whole_weights(trainer(model)) as weights:
+        assert {name for name, _ in weights} == names  # type: ignore[misc]
 
 
 def test_a_push_that_fails_leaves_the_model_as_it_was() -> None:
