@@ -232,7 +232,11 @@ class VllmTokens:
         """By vLLM's own look at a request, whose result is thrown away. Raises: BadRequest, ContextOverflow."""
         llm = self._running()
         self._check_room(prompt_ids)
-        params = sampling_params(law, job, self.format.grammar(job), self.format.stop_ids)
+        grammar = self.format.grammar(job)
+        params = sampling_params(law, job, grammar, self.format.stop_ids)
+        usual = law.is_plain() and not (law.stop_token_ids or job.top_logprobs or is_plain(job))
+        if grammar is None and usual:
+            return  # nothing that vLLM may refuse, and a look costs as much as the request's own
         tasks = await llm.get_supported_tasks()
         try:
             llm.input_processor.process_inputs("check", tokens_input(prompt_ids), params, tasks)
