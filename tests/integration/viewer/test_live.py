@@ -15,6 +15,7 @@ from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
 from tests.support.records.shown_sessions import record, straight
+from tests.support.workers.parrot import ParrotEngine, Say
 
 pytestmark = pytest.mark.viewer
 
@@ -63,6 +64,29 @@ async def test_a_scripted_session_has_no_token_that_may_be_trained(browser: Any)
         await looker.page.select_option("text=Colour", "mask")
         await looker.page.wait_for_selector(".done .tok.m0")
         assert await looker.page.locator(".done .tok.m1").count() == 0
+
+
+async def test_a_session_that_is_deleted_while_one_looks_is_said_to_be(browser: Any) -> None:
+    """In the middle of an answer, too: nothing of it stays as if it went on, and nothing is asked for any more."""
+    gates = {5: asyncio.Event()}
+    said = [Say(text="hello"), Say(text="hello again", gates=gates)]
+    async with running(ParrotEngine(lambda request: said.pop(0))) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await proxy.chat("alive", "hello")
+        await looker.go("sessions/alive", "section.turn")
+        asking = asyncio.create_task(proxy.chat("alive", "go on"))
+        await page.wait_for_selector("section[data-live] >> text=5 tokens so far")
+        assert (await proxy.http.delete("/sessions/alive")).status_code == 204
+        await page.wait_for_selector(".pill.deleted")
+        await page.wait_for_selector("text=This session has been deleted.")
+        await page.wait_for_selector("section[data-live]", state="detached")
+        assert await page.locator("section.turn").count() == 1 and await page.text_content("#away") == ""
+        await page.wait_for_timeout(500)
+        asked = len(looker.asked)
+        await page.wait_for_timeout(2500)
+        assert looker.asked[asked:] == [] and await looker.faults() == []
+        gates[5].set()
+        await asking
 
 
 async def test_a_session_that_ended_long_ago_is_asked_for_once(proxy: Proxy, browser: Any) -> None:

@@ -5,9 +5,15 @@ import { watched } from "./reach.js";
 export const ROOT = new URL("../", document.baseURI);
 
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
+  }
+
+  // It was there, and is not on record any more. By the proxy's own word: what stands before it has its 404 too.
+  get gone() {
+    return ["not_found", "session_closed"].includes(this.code);
   }
 }
 
@@ -45,7 +51,7 @@ async function told(answer) {
   if (!answer.ok) {
     const words = body?.error?.message ?? `the proxy answered ${answer.status}`;
     if (answer.status === 401) onUnauthorized();
-    throw new Refused(answer.status, words);
+    throw new Refused(answer.status, words, body?.error?.code);
   }
   return body;
 }

@@ -17,6 +17,7 @@ const LATER_MS = 5000;
 // After the end of a session: for as long a reward is waited for, and what else was still on its way.
 const REWARD_S = 600;
 const SETTLED_S = 30;
+const DELETED = "This session has been deleted. What is shown here is not on record any more.";
 const TABS = [["conversation", "Conversation"], ["tokens", "Tokens"], ["timeline", "Timeline"], ["record", "Record"]];
 
 export async function sessionView(main, [trial], query, signal, state) {
@@ -126,6 +127,7 @@ class SessionPage {
         session.run_id ? [" / ", h("a", { href: `#/runs/${encodeURIComponent(session.run_id)}` }, plain(session.run_id))] : null,
         session.group_id ? [" / ", h("a", { href: `#/groups/${encodeURIComponent(session.group_id)}` }, plain(session.group_id))] : null),
       h("div.headline", h("h1.mono", session.trial_id), statusPill(session), chips(session.marks)),
+      session.status === "deleted" ? h("p.bad", { role: "note" }, DELETED) : null,
       h("dl.facts",
         fact("Reward", h("b.big", reward(session.reward))),
         fact("Turns", count(counts.turns)),
@@ -145,6 +147,7 @@ class SessionPage {
   // Whether something may come yet: turns, the reward of a trial that has ended, the turn of an answer that its end cut off.
   goesOn() {
     const { status, reward: given, ended_at: ended } = this.session;
+    if (status === "deleted") return false;
     return status === "open" || Date.now() / 1000 - ended < (given === null ? REWARD_S : SETTLED_S);
   }
 
@@ -156,7 +159,7 @@ class SessionPage {
       try {
         if (!document.hidden) await watched(() => this.look());
       } catch (error) {
-        if (error.name === "AbortError" || error.status === 410) return;
+        if (error.name === "AbortError") return;
       }
       if (this.goesOn() && !this.signal.aborted) setTimeout(look, this.session.status === "open" ? LOOK_MS : LATER_MS);
     };
@@ -164,6 +167,25 @@ class SessionPage {
   }
 
   async look() {
+    try {
+      await this.lookOnce();
+    } catch (error) {
+      if (!error.gone) throw error;
+      this.deleted();
+    }
+  }
+
+  // Somebody has deleted it: what is shown stays, and is said to be all that there is.
+  deleted() {
+    if (this.session.status === "deleted") return;
+    this.session = { ...this.session, status: "deleted", end_reason: null };
+    this.underWay.stop();
+    this.drawHead();
+    this.grow();
+    say(DELETED);
+  }
+
+  async lookOnce() {
     const now = await get(trialPath(this.session.trial_id), {}, this.signal);
     const known = this.recording.turns.length;
     const unfinished = this.recording.turns.findIndex((turn) => turn.finish_reason === OPEN);

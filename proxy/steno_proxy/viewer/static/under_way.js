@@ -19,7 +19,7 @@ export class UnderWay {
   // Until `open` says no. The next look comes LOOK_MS after the last was answered, so that a slow proxy is asked less.
   follow(open) {
     const look = async () => {
-      if (this.signal.aborted) return;
+      if (this.signal.aborted || this.stopped) return;
       try {
         if (!document.hidden) await this.look();
       } catch (error) {
@@ -30,11 +30,19 @@ export class UnderWay {
     look();
   }
 
+  // Nothing is said any more.
+  stop() {
+    this.stopped = true;
+    this.parts.clear();
+    this.node.replaceChildren();
+  }
+
   async look() {
     const { items } = await get(`ui/${trialPath(this.trial, "/live")}`, {}, this.signal);
     const now = new Set(items.map((item) => item.turn_id));
     const over = [...this.parts.keys()].filter((id) => !now.has(id));
     if (over.length) await this.ended();
+    if (this.stopped) return;
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     for (const id of over) {
       this.parts.get(id).node.remove();
