@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from steno.contracts.chat import Job, Sampling
 from steno_worker.engines.vllm.engine import VllmTokens
 from steno_worker.interfaces import TokenStep
+from tests.integration.vllm.model import CONTEXT_TOKENS
 
 _number = itertools.count()
 
@@ -54,6 +55,11 @@ async def draw(tokens: VllmTokens, prompt_ids: list[int], law: Sampling, job: Jo
     async for step in tokens.sample(f"test-{next(_number)}", prompt_ids, law, job):
         drawn.steps.append(step)
     return drawn
+
+
+def to_the_end(drawn: Drawn) -> Sampling:
+    """As long as the context has room: the engine is not to be ready before the test is, which may come late to its turn."""
+    return Sampling(max_tokens=CONTEXT_TOKENS - len(drawn.prompt_ids), ignore_eos=True)
 
 
 def ask(tokens: VllmTokens, text: str, job: Job | None = None, **options: object) -> list[int]:

@@ -20,7 +20,7 @@ from steno_worker.engines.vllm.engine import VllmTokens
 from steno_worker.interfaces import StagedUpdate
 from steno_worker.weights.adapter import Adapter
 from steno_worker.weights.proven_weights import base_update
-from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of
+from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of, to_the_end
 from tests.integration.vllm.model import CONTEXT_TOKENS, make
 from tests.support.weights.adapted import adapted, adapter_update
 from tests.support.weights.trained import logprobs_of, perturbed, update_of
@@ -87,7 +87,7 @@ def adapters(engine: VllmTokens, tied_dir: Path, tmp_path_factory: pytest.TempPa
 
 
 async def follow(engine: VllmTokens, one: Drawn, name: str) -> None:
-    async for step in engine.sample(name, one.prompt_ids, Sampling(max_tokens=1500, ignore_eos=True), Job()):
+    async for step in engine.sample(name, one.prompt_ids, to_the_end(one), Job()):
         one.steps.append(step)
 
 
@@ -104,7 +104,7 @@ async def test_a_request_in_flight_goes_on_by_each_adapter_that_comes(engine: Vl
     specs = [adapters.spec(step) for step in (1, 2)]  # here: it takes long, and the engine goes on meanwhile
     running = [asyncio.create_task(follow(engine, one, f"across-{index}")) for index, one in enumerate(drawn)]
     for step, spec in enumerate(specs, 1):
-        await until(drawn, 30)
+        await until(drawn, 5)
         await adapters.load(spec)
         assert await engine.score([5, 6, 7, 8, 9]) == pytest.approx(
             logprobs_of(adapters.models[f"run/{step}"], [5, 6, 7, 8, 9]), abs=1e-3
@@ -138,7 +138,7 @@ async def test_keep_leaves_nothing_of_the_old_adapter_to_new_requests(engine: Vl
     await draw(engine, prompt, Sampling(max_tokens=8))
     before, spec = engine.version, adapters.spec(5, kv="keep")
     running = asyncio.create_task(follow(engine, across, "kept"))
-    await until([across], 30)
+    await until([across], 5)
     await adapters.load(spec)
     await running
     assert {(step.version, step.mixed_kv) for step in across.steps} == {(before, False), ("run/5", True)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import psutil
 import pytest
@@ -29,12 +28,12 @@ async def test_the_card_says_what_is_served(tokens):
 
 
 async def test_streaming_is_real(tokens):
-    stamps, began = [], time.monotonic()
-    async for step in tokens.sample("stream", ask(tokens, "nice"), LONG, Job()):
-        stamps.append((time.monotonic(), len(step.ids)))
-    first, last = stamps[0][0], stamps[-1][0]
-    assert len(stamps) > 50 and max(count for _, count in stamps) < 375
-    assert last - first > 0.3 * (last - began), "not all of it at the end"
+    """What is there is given while the engine goes on."""
+    await draw(tokens, ask(tokens, "nice"), Sampling(max_tokens=4))  # the first request is one that compiles
+    steps = tokens.sample("stream", ask(tokens, "nice"), LONG, Job())
+    step = await anext(steps)
+    assert tokens.load()[0] == 1 and 0 < len(step.ids) < 375
+    await steps.aclose()
 
 
 async def test_closing_the_iterator_frees_the_request(tokens):

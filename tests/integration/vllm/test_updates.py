@@ -21,7 +21,7 @@ from steno.contracts.policy import UpdateSpec
 from steno_worker.engines.vllm.args import from_fields
 from steno_worker.engines.vllm.engine import VllmTokens
 from steno_worker.interfaces import StagedUpdate
-from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of
+from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of, to_the_end
 from tests.integration.vllm.model import CONTEXT_TOKENS, make
 from tests.support.weights.trained import checkpoint, export, logprobs_of, perturbed, update_of
 
@@ -104,18 +104,17 @@ async def test_a_generation_across_two_updates_is_of_three_models_each_token_of_
 ) -> None:
     await pushed.push(3)
     specs = [pushed.spec(step) for step in (4, 5)]  # here: it takes long, and the engine goes on meanwhile
-    law = Sampling(max_tokens=1500, ignore_eos=True)
     drawn = [Drawn(ask(engine, PROMPT)), Drawn(ask(engine, "another"))]
 
     async def follow(one: Drawn, name: str) -> None:
-        async for step in engine.sample(name, one.prompt_ids, law, Job()):
+        async for step in engine.sample(name, one.prompt_ids, to_the_end(one), Job()):
             one.steps.append(step)
 
     running = [asyncio.create_task(follow(one, f"across-{index}")) for index, one in enumerate(drawn)]
     for spec in specs:
         before = [len(one.ids) for one in drawn]
         async with asyncio.timeout(120):
-            while any(len(one.ids) < had + 30 for one, had in zip(drawn, before, strict=True)):
+            while any(len(one.ids) < had + 5 for one, had in zip(drawn, before, strict=True)):
                 await asyncio.sleep(0.01)
         await pushed.load(spec)
     await asyncio.gather(*running)
@@ -133,12 +132,12 @@ async def test_keep_leaves_nothing_of_the_old_weights_to_new_requests(engine: Vl
     before, spec = engine.version, pushed.spec(6, kv="keep")
 
     async def follow() -> None:
-        async for step in engine.sample("kept", across.prompt_ids, Sampling(max_tokens=1500, ignore_eos=True), Job()):
+        async for step in engine.sample("kept", across.prompt_ids, to_the_end(across), Job()):
             across.steps.append(step)
 
     running = asyncio.create_task(follow())
     async with asyncio.timeout(120):
-        while len(across.ids) < 30:
+        while len(across.ids) < 5:
             await asyncio.sleep(0.01)
     await pushed.load(spec)
     await running
