@@ -76,11 +76,19 @@ class Relay:
     def open(self, tokens: int, trial_id: str = "trial") -> Stream:
         return self.hub.open(Order(trial_id, f"{next(_turns):012x}", job(tokens)))
 
+    def forget(self, running: Running) -> None:
+        """It has failed, as the test wanted."""
+        assert running.task.done()
+        self._running.remove(running)
+
     async def stop_workers(self) -> None:
         for running in self._running:
             running.worker.stop()
             running.worker.stop()
-        await asyncio.gather(*(running.task for running in self._running), return_exceptions=True)
+        ends = await asyncio.gather(*(running.task for running in self._running), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):  # a test that cancels a worker has killed it
+                raise end
 
 
 @contextlib.asynccontextmanager

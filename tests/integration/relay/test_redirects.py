@@ -63,3 +63,4 @@ async def test_a_connection_that_fails_is_told_and_the_others_go_on(
         alone: Any = await running.worker(proxy=[bad], connected=False)
         with pytest.raises(LookupError, match="not foreseen"):
             await asyncio.wait_for(alone.task, 60)
+        running.forget(alone)

@@ -6,7 +6,6 @@ one line of ours, and the proxy is no larger than it may be.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 import time
@@ -64,10 +63,10 @@ class Target:
 
     def raw(self, data: bytes, *, answers: int = 1, half: bool = False, silence_s: float = 1.0) -> bytes:
         """What comes back for these bytes, until the proxy closes or is silent for a while after so many answers.
-        half: we then say no more."""
+        half: we then say no more. Raises: TimeoutError: it neither answers so often nor closes."""
         with self.connect() as client:
             found = b""
-            with contextlib.suppress(ConnectionError, TimeoutError):
+            try:
                 client.sendall(data)
                 if half:
                     client.shutdown(socket.SHUT_WR)
@@ -75,6 +74,11 @@ class Target:
                     found += piece
                     if len(statuses(found)) >= answers:
                         client.settimeout(silence_s)
+            except ConnectionError:
+                pass  # closed, while we still sent
+            except TimeoutError:
+                if len(statuses(found)) < answers:
+                    raise
             return found
 
     def head(self, path: str, method: str = "POST", trial_key: str | None = None) -> bytes:
