@@ -30,6 +30,47 @@ async def test_older_sessions_can_be_asked_for_again_after_a_failure(browser: An
             assert [trouble for trouble in looker.troubles if trouble.startswith("exception")] == []
 
 
+async def test_a_groups_numbers_say_of_which_trials_they_are(proxy: Proxy, browser: Any) -> None:
+    """One trial in the archive can't be read, one was deleted, one's turns are not given, and they come in two pages."""
+    group = "parser-05"
+    first, second, *_ = (await proxy.http.get("/sessions", params={"group_id": group})).json()["items"]
+
+    async def in_two_pages(route: Any) -> None:
+        more = "cursor=" in route.request.url
+        body = {"items": [second if more else first], "next_cursor": None if more else "c", "unreadable": []}
+        if more:
+            body["unreadable"] = [f"{group}.2"]
+        await route.fulfill(json=body)
+
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await page.route("**/sessions?group_id=*", in_two_pages)
+        broken = {"error": {"message": "no \u202e store", "code": "store_unavailable"}}
+        await page.route(f"**/sessions/{group}.1/turns*", lambda route: route.fulfill(status=503, json=broken))
+        await looker.go(f"groups/{group}", "table.beside .cell-text")
+        told = await page.text_content("[role=note]")
+        assert told == (
+            f"Without 1 trial that can't be read in the archive now: {group}.2. "
+            f"Without 1 trial that is not on record any more: {group}.3."
+        )
+        facts = {name: await page.text_content(f".fact:has(dt:text-is('{name}')) dd") for name in ("Trials", "Ended")}
+        assert facts == {"Trials": "4", "Ended": "2 of 2"}
+        assert (await page.text_content(".fact:has(dt:text-is('Lowest to highest')) dd")).endswith(" to 1 of 2")
+        assert await page.locator("table.beside thead th").count() == 3
+        await page.wait_for_selector("thead th:nth-child(3) >> text=Its turns can't be read: no U+202E store")
+        assert [trouble for trouble in looker.troubles if trouble.startswith("exception")] == []
+
+
+async def test_a_runs_averages_say_that_they_are_without_what_cant_be_read(proxy: Proxy, browser: Any) -> None:
+    found = (await proxy.http.get("/sessions", params={"run_id": "fix-the-parser"})).json()
+    found["unreadable"] = ["parser-00.0", "parser-00.1"]
+    async with looking(browser, proxy.url) as looker:
+        await looker.page.route("**/sessions?run_id=*", lambda route: route.fulfill(json=found))
+        await looker.go("runs/fix-the-parser", "figure.chart")
+        told = await looker.page.text_content(".fact:has(dt:text('Mean reward')) dd")
+        assert told.endswith(" without 2 that can't be read now")
+
+
 async def scored(proxy: Proxy, run: str, purpose: Any, reward: float, size: int) -> None:
     made = await proxy.steno.create_group(GroupSpec(run_id=run, size=size, purpose=purpose))
     for trial in made.trials:

@@ -9,6 +9,7 @@ import { contentText, Recording, sampled } from "./record.js";
 const PAGE = 200;
 const MOST_TRIALS = 16;
 const MOST_ROWS = 200;
+const MOST_NAMES = 20;
 
 export async function groupsView(main, _, query, signal) {
   let run = query.get("run_id");
@@ -45,36 +46,67 @@ function line(group) {
 }
 
 export async function groupView(main, [groupId], _, signal) {
-  const [group, page] = await Promise.all([get(`groups/${encodeURIComponent(groupId)}`, {}, signal), get("sessions", { group_id: groupId, limit: 1000 }, signal)]);
-  const trials = page.items;
+  const [group, { trials, unreadable }] = await Promise.all([get(`groups/${encodeURIComponent(groupId)}`, {}, signal), trialsOf(groupId, signal)]);
+  const ofThese = trials.length < group.size ? () => h("small", ` of ${count(trials.length)}`) : () => null;
   const scored = trials.map((trial) => trial.reward).filter((value) => value !== null);
   const compared = h("div", h("p.dim.loading", "Reading the turns…"));
   put(main, h("div.page.group",
     h("div.crumbs", h("a", { href: "#/groups" }, "Groups"), group.run_id ? [" / ", h("a", { href: `#/runs/${encodeURIComponent(group.run_id)}` }, plain(group.run_id))] : null),
     h("div.headline", h("h1.mono", group.group_id), h("span.chip", group.purpose)),
-    h("dl.facts", fact("Trials", count(group.size)), fact("Ended", count(trials.filter((trial) => trial.status !== "open").length)),
-      fact("Mean reward", reward(scored.length ? scored.reduce((a, b) => a + b, 0) / scored.length : null)),
-      fact("Lowest to highest", scored.length ? `${reward(Math.min(...scored))} to ${reward(Math.max(...scored))}` : "–"),
+    h("dl.facts", fact("Trials", count(group.size)), fact("Ended", count(trials.filter((trial) => trial.status !== "open").length), ofThese()),
+      fact("Mean reward", reward(scored.length ? scored.reduce((a, b) => a + b, 0) / scored.length : null), ofThese()),
+      fact("Lowest to highest", scored.length ? `${reward(Math.min(...scored))} to ${reward(Math.max(...scored))}` : "–", ofThese()),
       fact("Made", time(group.created_at)), group.deadline_s ? fact("Deadline", seconds(group.deadline_s)) : null),
+    without(group, trials, unreadable),
     Object.keys(group.task).length ? h("div.task", fold(h("span", h("b", "Task "), h("span.dim", oneLine(JSON.stringify(group.task), 140))), () => json(group.task))) : null,
     h("h2.section", "Trials side by side"), compared));
   const shown = trials.slice(0, MOST_TRIALS);
-  const recordings = await Promise.all(shown.map(async (trial) => {
-    const recording = new Recording();
-    await turnsFrom(trial.trial_id, 0, (items) => recording.take(items), signal);
-    return recording;
-  }));
+  const recordings = await Promise.all(shown.map((trial) => read(trial, signal)));
   put(compared, trials.length > shown.length ? h("p.dim", `The first ${shown.length} of ${trials.length}.`) : null, sideBySide(shown, recordings));
+}
+
+async function trialsOf(groupId, signal) {
+  const trials = [], unreadable = [];
+  let cursor = null;
+  do {
+    const page = await get("sessions", { group_id: groupId, limit: 1000, cursor }, signal);
+    trials.push(...page.items);
+    unreadable.push(...page.unreadable);
+    cursor = page.next_cursor;
+  } while (cursor !== null);
+  return { trials, unreadable };
+}
+
+// The turns of a trial, or why there are none: the others are shown all the same.
+async function read(trial, signal) {
+  const recording = new Recording();
+  try {
+    await turnsFrom(trial.trial_id, 0, (items) => recording.take(items), signal);
+  } catch (error) {
+    if (error.name === "AbortError" || error.status === 401) throw error;
+    return { recording: new Recording(), trouble: error.message };
+  }
+  return { recording, trouble: null };
+}
+
+// Which trials of the group are not among those that are shown, and why.
+function without(group, trials, unreadable) {
+  const known = new Set([...trials.map((trial) => trial.trial_id), ...unreadable]);
+  const gone = group.trial_ids.filter((trial) => !known.has(trial));
+  const named = (names, why) => (names.length ? `Without ${many(names.length, "trial")} that ${why}: ${names.slice(0, MOST_NAMES).map(plain).join(", ")}${names.length > MOST_NAMES ? ", …" : ""}. ` : "");
+  const words = named(unreadable, "can't be read in the archive now") + named(gone, `${gone.length === 1 ? "is" : "are"} not on record any more`);
+  return words ? h("p.bad", { role: "note" }, words.trim()) : null;
 }
 
 // A column a trial, a row a turn of its main path. Equal answers have the same mark, so that one sees where the trials part.
 function sideBySide(trials, recordings) {
-  const paths = recordings.map((recording) => (recording.mainLeaf ? recording.path(recording.mainLeaf.turn_id) : []));
+  const paths = recordings.map(({ recording }) => (recording.mainLeaf ? recording.path(recording.mainLeaf.turn_id) : []));
   const longest = Math.max(1, ...paths.map((path) => path.reduce((sum, turn) => sum + sampled(turn), 0)));
   const rows = Math.min(MOST_ROWS, Math.max(0, ...paths.map((path) => path.length)));
   const heads = trials.map((trial, n) => h("th", { scope: "col" },
     h("a.mono", { href: `#/sessions/${encodeURIComponent(trial.trial_id)}` }, trial.trial_id.startsWith(`${trial.group_id}.`) ? trial.trial_id.slice(trial.group_id.length) : trial.trial_id), " ", statusPill(trial), chips(trial.marks),
     h("div.column-reward", rewardBar(trial.reward), h("b.mono", reward(trial.reward))),
+    recordings[n].trouble === null ? null : h("div.bad", `Its turns can't be read: ${plain(recordings[n].trouble)}`),
     h("div.dim", `${many(paths[n].length, "turn")}, ${brief(trial.counts.completion_tokens)} tokens`),
     h("span.length", { "aria-hidden": "true" }, h("span", { style: { width: `${(100 * paths[n].reduce((sum, turn) => sum + sampled(turn), 0)) / longest}%` } }))));
   const body = [];

@@ -56,7 +56,9 @@ async function draw(run, parts, signal) {
   parts.steps = await stepsOf(path, parts.steps ?? [], signal);
   const { sessions } = parts;
   const ended = sessions.items.filter((session) => session.reward !== null && !parts.evals.has(session.group_id)).reverse();
-  const ofNewest = sessions.next_cursor === null ? null : h("small", ` of the newest ${SESSIONS}`);
+  const lost = sessions.unreadable.length;
+  const part = [sessions.next_cursor === null ? "" : `of the newest ${SESSIONS}`, lost ? `without ${count(lost)} that can't be read now` : ""].filter(Boolean).join(", ");
+  const ofNewest = part ? h("small", ` ${part}`) : null;
   const { groups } = view;
   put(parts.head,
     fact("Groups running", count(groups.running)), fact("Ready", count(groups.ready)), fact("Leased", count(groups.leased)),
@@ -66,7 +68,7 @@ async function draw(run, parts, signal) {
     fact("Solved", h("span", { title: "trials whose reward is the highest there is" }, share(ended)), ofNewest),
     view.trainer ? fact("Trainer", plain(view.trainer.name), h("small", view.trainer.heard_s === null ? " has left" : ` heard ${seconds(view.trainer.heard_s)} ago`)) : null,
     policies.items.map((policy) => fact(`Version of ${plain(policy.policy)}`, h("span.mono", plain(policy.version ?? Object.keys(policy.workers).join(", ")) || "–"))));
-  put(parts.charts, rewardCharts(ended), sessions.next_cursor === null ? null : h("p.dim", `Of the newest ${SESSIONS} trials.`));
+  put(parts.charts, rewardCharts(ended), part ? h("p.dim", `Trials: ${part}.`) : null);
   put(parts.ledger, ledger(view));
   const stepped = JSON.stringify([parts.steps.length, parts.steps.at(-1) ?? null]); // only the last one may still change
   if (stepped !== parts.drawn) put(parts.stepped, stepCharts(parts.steps));
