@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 import msgspec
@@ -203,8 +204,11 @@ async def public_url(proxy: str) -> str:
             said = (await http.get(f"{proxy.rstrip('/')}/openapi.json")).json()
         except (httpx.TransportError, ValueError):
             return proxy.rstrip("/")
-    found = [server["url"] for server in said.get("servers", []) if str(server.get("url")).startswith("http")]
-    return str(found[-1] if found else proxy).rstrip("/")
+    parts = urlsplit(proxy)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    named = [str(server.get("url")).replace("{host}", str(host)) for server in said.get("servers", [])]
+    found = [urljoin(proxy, url) for url in named if url.startswith(("http", "//"))]
+    return (found[-1] if found else proxy).rstrip("/")
 
 
 async def until_served(prepared: Prepared, say: Callable[[str], None]) -> None:

@@ -52,9 +52,10 @@ def operation_name(route: APIRoute) -> str:
     return route.name
 
 
-def document(app: FastAPI, settings: ProxySettings, *, keys: bool) -> dict[str, Any]:
-    """Args: keys: whether keys are asked for."""
-    found = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=_servers(settings))
+def document(app: FastAPI, settings: ProxySettings, *, keys: bool, agents_port: int = 0) -> dict[str, Any]:
+    """Args: keys: whether keys are asked for. agents_port: where the control plane has a port of its own; else 0."""
+    servers = _servers(settings, agents_port)
+    found = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=servers)
     for router in (generation, responses, messages, gemini, counting):
         found["paths"] |= _of_anything(router.openapi_paths())
     found["components"]["securitySchemes"] = _SCHEMES
@@ -90,8 +91,13 @@ def _without_null(content: dict[str, Any]) -> None:
                 kind["schema"] = schema
 
 
-def _servers(settings: ProxySettings) -> list[dict[str, str]]:
+def _servers(settings: ProxySettings, agents_port: int) -> list[dict[str, Any]]:
+    """As `common.base_url` has it of a trial's addresses."""
     here = {"url": settings.base_path or "/", "description": "where this document is"}
-    if settings.public_url is None:
+    agents: dict[str, Any] = {"description": "where agents reach the proxy"}
+    if settings.public_url is not None:
+        return [here, agents | {"url": settings.public_url}]
+    if not agents_port:
         return [here]
-    return [here, {"url": settings.public_url, "description": "where agents reach the proxy"}]
+    host = {"default": "localhost", "description": "that of this document"}
+    return [here, agents | {"url": f"//{{host}}:{agents_port}", "variables": {"host": host}}]

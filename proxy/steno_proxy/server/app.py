@@ -173,7 +173,12 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_surprise)
-    app.openapi = cache(lambda: openapi.document(app, settings, keys=keys.enabled))  # type: ignore[method-assign]
+
+    @cache
+    def document(agents_port: int) -> dict[str, Any]:
+        return openapi.document(app, settings, keys=keys.enabled, agents_port=agents_port)
+
+    app.openapi = lambda: document(ports.agents if ports is not None else 0)  # type: ignore[method-assign]
     return app
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 
 from steno.contracts.errors import ConfigError, Unreachable
@@ -79,6 +81,26 @@ async def test_where_the_model_is_asked_from_here_its_address_is(
         await check_command(found)
     assert caught.value.message.startswith(f"the proxy can't be reached: GET {url}/healthz failed: ")
     assert caught.value.message.endswith("set the proxy's --public-url to an address that it reaches")
+
+
+HERE = {"url": "/"}
+
+
+@pytest.mark.parametrize(
+    ("proxy", "named", "url"),
+    [
+        ("http://proxy:8081/", [HERE], "http://proxy:8081"),
+        ("http://proxy:8081", [HERE, {"url": "https://steno.example/rl/"}], "https://steno.example/rl"),
+        ("http://proxy:8081", [HERE, {"url": "//{host}:8080"}], "http://proxy:8080"),
+        ("https://[::1]:8081", [HERE, {"url": "//{host}:8080"}], "https://[::1]:8080"),
+    ],
+)
+async def test_where_agents_reach_the_proxy_is_what_it_says_of_it(
+    proxy: str, named: list[dict[str, str]], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = httpx.MockTransport(lambda request: httpx.Response(200, json={"servers": named}))
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=answers))
+    assert await preflight.public_url(proxy) == url
 
 
 BENT: list[dict[str, Any]] = [

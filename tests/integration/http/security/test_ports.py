@@ -23,6 +23,7 @@ from steno_proxy.config import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.server.front import BOTH
 from steno_proxy.server.listeners import listeners
+from steno_rollouts.preflight import public_url
 from tests.support.programs.ports import free_port
 from tests.support.programs.stack import ROOT, Stack, running
 
@@ -98,6 +99,11 @@ def test_a_trial_is_registered_on_one_port_and_runs_on_the_other(two: Two) -> No
     for path in ("/t/v1/chat/completions", "/t/v1/messages", "/t/v1/models", "/t/v1beta/models/m:generateContent"):
         assert httpx.post(two.control + path, json=body, headers=key, timeout=30).status_code == 404
     assert httpx.get(two.control + "/sessions/t", headers=KEY, timeout=30).json()["counts"]["turns"] == 1
+
+
+async def test_the_control_plane_says_where_agents_reach_the_proxy(two: Two) -> None:
+    """What rollouts ask for before a trial: its own address is not the control plane's."""
+    assert await public_url(two.control) == two.agents
 
 
 def test_a_host_header_moves_nothing_to_the_other_port(two: Two) -> None:
