@@ -182,6 +182,7 @@ def _report(verdicts: list[Verdict], wanted: int, folder: Path, args: argparse.N
     print(", ".join(f"{name} {count}" for name, count in sorted(total.items())))
     kept = [max((verdict.kept[which] for verdict in verdicts), default=0) for which in (0, 1)]
     print(f"at most {kept[0]} descriptors and {kept[1] >> 20} MiB kept by a process")
+    print(f"packets: {'real' if packets.inside() else 'relays'}")
     if args.json is not None:
         result: dict[str, Any] = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(), "wanted": wanted,

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FROM, BELOW = 10240, 32768
-"""From BELOW on the kernel takes the ports of outgoing connections (Linux): one may be gone a moment after it was free."""
+"""From BELOW on, or earlier where it is set so, the kernel takes the ports of outgoing connections (Linux): one may be gone a
+moment after it was free."""
+OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 BLOCK = 256
 """Ports that one process of tests has to itself, until it ends: between being told its port and listening on it a server takes
 a second, in which another process would find it free."""
@@ -40,12 +42,17 @@ def _block() -> range:
     """The first that no process holds a lock on. The lock is left open on purpose: it ends with this process."""
     folder = Path(tempfile.gettempdir()) / f"steno-test-ports-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    for first in range(FROM, BELOW, BLOCK):
+    below = min(BELOW, int(OUTGOING.read_text().split()[0])) if OUTGOING.exists() else BELOW
+    if below - FROM < BLOCK:
+        raise RuntimeError(
+            f"{OUTGOING}: got first port {below}, tests need at least {FROM + BLOCK}: they listen from {FROM} on"
+        )
+    for first in range(FROM, below, BLOCK):
         lock = os.open(folder / str(first), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             continue
-        return range(first, min(first + BLOCK, BELOW))
-    raise RuntimeError(f"all {(BELOW - FROM) // BLOCK} blocks of ports are held by processes of tests")
+        return range(first, min(first + BLOCK, below))
+    raise RuntimeError(f"all {-(-(below - FROM) // BLOCK)} blocks of ports are held by processes of tests")

@@ -6,7 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from tests.support.programs import ports
 from tests.support.programs.ports import BELOW, BLOCK, FROM, free_port
 from tests.support.sources import ROOT
 
@@ -34,6 +38,20 @@ def test_a_fork_is_told_others_than_the_process_that_it_is_of() -> None:
     assert int(os.read(read, 16)) not in mine
     os.close(read)
     os.close(write)
+
+
+def test_none_is_one_that_the_kernel_gives_to_outgoing_connections(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ports, "OUTGOING", tmp_path / "range")
+    ports.OUTGOING.write_text(f"{FROM + BLOCK}\t60999\n")
+    monkeypatch.setattr(ports.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert ports._block() == range(FROM, FROM + BLOCK)
+    with pytest.raises(RuntimeError, match="all 1 blocks"):
+        ports._block()
+    ports.OUTGOING.write_text("1024\t65535\n")
+    with pytest.raises(RuntimeError, match=r"range: got first port 1024, tests need at least 10496"):
+        ports._block()
 
 
 def test_one_that_somebody_listens_on_is_passed_over() -> None:
