@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.rest import GroupSpec
+from steno.contracts.runs.leases import LeaseRequest
 from steno.contracts.runs.training_steps import TrainingStep
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
@@ -62,3 +63,43 @@ async def test_charts_of_steps_are_drawn_anew_only_when_the_steps_have_changed(p
         await proxy.steno.post_step(RUN, TrainingStep(step=1, values={"reward/mean": 0.75}))
         await page.wait_for_selector(f"{chart} >> text=0.75")
         assert looker.troubles == []
+
+
+async def test_steps_that_a_resumed_trainer_takes_again_replace_the_lost_ones(proxy: Proxy, browser: Any) -> None:
+    """Those that it has taken when the page hears of it, and those that it takes after that."""
+
+    async def post(step: int, entropy: float) -> None:
+        await proxy.steno.post_step(RUN, TrainingStep(step=step, values={"policy/entropy": entropy}))
+
+    await proxy.steno.take_over(RUN, "crashes")
+    for step in range(1, 6):
+        await post(step, float(step))
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go(f"runs/{RUN}", "text=Steps: 5, the last is 5")
+        dots = page.locator("figure.chart:has-text('Entropy') circle title")
+        assert await dots.all_text_contents() == [f"step {n}: {n}" for n in range(1, 6)]
+        await post(2, 20.0)
+        await proxy.steno.take_over(RUN, "goes-on", force=True)
+        await page.wait_for_selector("circle >> text=step 2: 20", state="attached")
+        await post(3, 30.0)
+        await page.wait_for_selector("circle >> text=step 3: 30", state="attached")
+        assert (await dots.all_text_contents())[3:] == ["step 4: 4", "step 5: 5"]
+        for step in range(4, 7):
+            await post(step, 10.0 * step)
+        await page.wait_for_selector("text=Steps: 6, the last is 6")
+        assert looker.troubles == []
+
+
+async def test_where_each_group_is_is_told(proxy: Proxy, browser: Any) -> None:
+    [first, _] = await proxy.steno.lease(LeaseRequest(run_id=RUN, consumer="trainer", max_groups=2))
+    await proxy.steno.extend(first.lease_id, used=True)
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("runs", "table.rows tbody tr")
+        row = await page.locator("table.rows tbody tr:has-text('fix-the-parser') td").all_text_contents()
+        assert row[1:4] == ["5 0 running, 4 ready, 1 leased", "1", "0"]
+        await looker.go(f"runs/{RUN}", "figure.chart")
+        places = ("Ready", "Leased", "Used", "Acknowledged")
+        told = [await page.text_content(f".fact:has(dt:text-is('{name}')) dd") for name in places]
+        assert told == ["4", "1", "1", "0"] and looker.troubles == []

@@ -8,6 +8,9 @@ import { fact } from "./pieces.js";
 
 const LOOK_MS = 3000;
 const SESSIONS = 400;
+// Of steps that a resumed trainer may take again, while it was heard of within LIVES_S.
+const LOOKS_FOR_ALL = 5;
+const LIVES_S = 60;
 
 export async function runsView(main, _, __, signal) {
   const page = h("div");
@@ -23,7 +26,7 @@ export async function runsView(main, _, __, signal) {
 
 function table(items) {
   if (!items.length) return h("div.empty", h("h2", "No run yet"), h("p.dim", "A run appears with its first group. Sessions without a group are under Sessions."));
-  const heads = [["Run"], ["Groups in hand", "num"], ["Acknowledged", "num"], ["Without a trial to train", "num"], ["Evaluations", "num"], ["Newest group", "num"]];
+  const heads = [["Run"], ["Groups in hand", "num"], ["Used", "num"], ["Acknowledged", "num"], ["Without a trial to train", "num"], ["Evaluations", "num"], ["Newest group", "num"]];
   return h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Runs" }, h("table.rows",
     h("thead", h("tr", heads.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
     h("tbody", items.map(line))));
@@ -34,12 +37,12 @@ function line({ run_id: run, groups, eval_groups: evals, last_group_at: at }) {
   const inHand = groups.running + groups.ready + groups.leased;
   return h("tr", h("td.trial", h("a", { href: where }, run === null ? "groups without a run" : plain(run))),
     h("td.num.mono", count(inHand), h("span.dim", ` ${groups.running} running, ${groups.ready} ready, ${groups.leased} leased`)),
-    h("td.num.mono", count(groups.acknowledged)), h("td.num.mono", count(groups.empty)),
+    h("td.num.mono", count(groups.used)), h("td.num.mono", count(groups.acknowledged)), h("td.num.mono", count(groups.empty)),
     h("td.num.mono", count(evals.running + evals.ended)), h("td.num.dim", time(at)));
 }
 
 export async function runView(main, [run], _, signal) {
-  const parts = { head: h("dl.facts"), charts: h("div.charts"), ledger: h("div"), stepped: h("div.charts") };
+  const parts = { head: h("dl.facts"), charts: h("div.charts"), ledger: h("div"), stepped: h("div.charts"), steps: new Steps(run, signal) };
   put(main, h("div.page.run", h("div.crumbs", h("a", { href: "#/runs" }, "Runs")), h("div.headline", h("h1.mono", plain(run)),
     h("a.chip", { href: `#/groups?run_id=${encodeURIComponent(run)}` }, "groups"), h("a.chip", { href: `#/sessions?run_id=${encodeURIComponent(run)}` }, "sessions")),
   parts.head, h("h2.section", "Rewards"), parts.charts, h("h2.section", "Tokens"), parts.ledger, parts.stepped));
@@ -53,7 +56,7 @@ async function draw(run, parts, signal) {
   if (now !== parts.seen) parts.sessions = await get("sessions", { run_id: run, order: "newest", limit: SESSIONS }, signal);
   parts.seen = now;
   await knowEvaluations(run, view, parts, signal);
-  parts.steps = await stepsOf(path, parts.steps ?? [], signal);
+  await parts.steps.look(view.trainer);
   const { sessions } = parts;
   const ended = sessions.items.filter((session) => session.reward !== null && !parts.evals.has(session.group_id)).reverse();
   const lost = sessions.unreadable.length;
@@ -62,7 +65,7 @@ async function draw(run, parts, signal) {
   const { groups } = view;
   put(parts.head,
     fact("Groups running", count(groups.running)), fact("Ready", count(groups.ready)), fact("Leased", count(groups.leased)),
-    fact("Acknowledged", count(groups.acknowledged)), groups.empty ? fact("Empty", count(groups.empty)) : null,
+    fact("Used", h("span", { title: "the trainer is done with them, and has not saved that yet" }, count(groups.used))), fact("Acknowledged", count(groups.acknowledged)), groups.empty ? fact("Empty", count(groups.empty)) : null,
     fact("Evaluations", count(view.eval_groups.running + view.eval_groups.ended)),
     fact("Mean reward", reward(mean(ended.map((session) => session.reward))), ofNewest?.cloneNode(true)),
     fact("Solved", h("span", { title: "trials whose reward is the highest there is" }, share(ended)), ofNewest),
@@ -70,9 +73,8 @@ async function draw(run, parts, signal) {
     policies.items.map((policy) => fact(`Version of ${plain(policy.policy)}`, h("span.mono", plain(policy.version ?? Object.keys(policy.workers).join(", ")) || "–"))));
   put(parts.charts, rewardCharts(ended), part ? h("p.dim", `Trials: ${part}.`) : null);
   put(parts.ledger, ledger(view));
-  const stepped = JSON.stringify([parts.steps.length, parts.steps.at(-1) ?? null]); // only the last one may still change
-  if (stepped !== parts.drawn) put(parts.stepped, stepCharts(parts.steps));
-  parts.drawn = stepped;
+  if (parts.steps.changes !== parts.drawn) put(parts.stepped, stepCharts(parts.steps.items));
+  parts.drawn = parts.steps.changes;
 }
 
 // The groups whose trials are not averaged with the others: held-out evaluations, unless the run has nothing else. The list may
@@ -128,15 +130,40 @@ function ledger(view) {
     h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versions));
 }
 
-// All of them: a run has hundreds, and each is a few hundred bytes.
-async function stepsOf(path, known, signal) {
-  const found = known.slice(0, -1);
-  for (let start = found.length ? found.at(-1).step + 1 : 0; start !== null;) {
-    const page = await get(`${path}/steps`, { start, limit: 1000 }, signal);
-    found.push(...page.items);
-    start = page.next_start;
+// All of a run's steps: there are hundreds, and each is a few hundred bytes. Mostly only the last one changes, so it is read again. A
+// trainer that resumes (another epoch) takes again some that are on record, nobody says from which on: until it is beyond them, all are
+// read every so often.
+class Steps {
+  constructor(run, signal) {
+    this.path = `runs/${encodeURIComponent(run)}/steps`;
+    this.signal = signal;
+    this.items = [];
+    this.changes = 0;
+    this.looks = 0;
   }
-  return found;
+
+  // trainer: who has the run now, if anybody registered.
+  async look(trainer) {
+    const epoch = trainer?.epoch ?? 0;
+    const newcomer = epoch !== this.epoch;
+    const takesAgain = epoch > 1 && trainer.heard_s !== null && trainer.heard_s < LIVES_S && this.items.length === this.before;
+    this.looks += 1;
+    await this.read(newcomer || (takesAgain && this.looks % LOOKS_FOR_ALL === 0) ? 0 : Math.max(0, this.items.length - 1));
+    if (newcomer) this.before = this.items.length;
+    this.epoch = epoch;
+  }
+
+  // From the step that is in this place.
+  async read(place) {
+    const found = [];
+    for (let start = place ? this.items[place].step : 0; start !== null;) {
+      const page = await get(this.path, { start, limit: 1000 }, this.signal);
+      found.push(...page.items);
+      start = page.next_start;
+    }
+    if (JSON.stringify(found) !== JSON.stringify(this.items.slice(place))) this.changes += 1;
+    this.items = [...this.items.slice(0, place), ...found];
+  }
 }
 
 const STEP_LINES = [["reward/mean", "Reward of a step's trials"], ["eval/reward", "Reward of the evaluation"], ["staleness/mean", "Staleness", " versions"], ["policy/entropy", "Entropy"], ["mismatch/kl_k3", "Trainer against sampler (KL)"], ["optimizer/grad_norm", "Gradient norm"], ["length/sample_mean", "Tokens of a sample"]];
