@@ -80,6 +80,10 @@ class _ItemsReader:
 
     def take(self, path: str, item: dict[str, Any]) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
+        if kind is None:
+            raise BadRequest(f"{path}.type is required", field=f"{path}.type")
+        if not isinstance(kind, str):
+            raise must_be("a string", f"{path}.type", kind)
         if kind == "message":
             self._message(path, item)
         elif kind == "reasoning":
@@ -104,11 +108,9 @@ class _ItemsReader:
             self._compaction(path, item)
         elif kind == "additional_tools":
             pass  # read with the request's own tools
-        elif isinstance(kind, str):
+        else:
             check_item(path, kind)
             self._seen.dropped.append(kind)
-        else:
-            raise BadRequest(f"{path}.type is required", field=f"{path}.type")
 
     def _message(self, path: str, item: dict[str, Any]) -> None:
         role = item.get("role")

@@ -393,6 +393,12 @@ _items = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.parametrize("kind", [["message"], {"message": 1}, 1, True])
+def test_a_type_that_is_no_string_is_refused_by_name(kind: Any) -> None:
+    error = refused([{"role": "user", "content": "hi"}, {"type": kind}])
+    assert error.field == "input.1.type" and "must be a string" in error.message
+
+
 @given(
     st.dictionaries(
         st.sampled_from(
