@@ -90,7 +90,10 @@ async def running(
             await proxy.steno.close()
             if task is not None:
                 task.cancel()  # killed: no test waits for its last acknowledgement, which comes within 0.2 s
-                await asyncio.wait({task}, timeout=60)
+                done, _ = await asyncio.wait({task}, timeout=60)
+                assert done, "the worker did not end"
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    raise error
 
 
 @pytest.fixture

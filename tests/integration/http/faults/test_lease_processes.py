@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from steno.client.client import AsyncSteno
@@ -17,6 +18,7 @@ from steno_proxy.store.redis.store import RedisStore
 from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.programs.stack import running
 from tests.support.records.groups import speak
+from tests.support.waiting import until
 
 GROUPS = 12
 TOKENS = 5
@@ -90,7 +92,8 @@ async def test_a_proxy_that_stops_lets_those_go_who_wait_for_what_may_come_later
             await steno.create_group(GroupSpec(group_id="later", run_id="later", size=1))
             leasing = asyncio.create_task(steno.lease(ask(run_id="later", wait_s=60)))
             watching = asyncio.create_task(watch(steno, "later.0"))
-            await asyncio.sleep(1)
+            at_proxy = psutil.Process(stack.proxy.pid)
+            await until(lambda: sum(each.status == "ESTABLISHED" for each in at_proxy.net_connections("tcp")) >= 2)
             for _ in range(5):  # both have been read by the time that what was asked after them is answered
                 await steno.run("later")
             os.kill(stack.proxy.pid, signal.SIGTERM)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.programs.processes import until
 from tests.support.programs.stack import ROOT, Stack, running
 
-WORDS = " ".join(f"word{number}" for number in range(60))
+WORDS = " ".join(f"word{number}" for number in range(150))
 SCRIPT = f'def say(request):\n    return {{"content": {WORDS!r}}}\n'
 
 
