@@ -25,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from tests.support.machine import descriptors
 from tests.support.machine.redis_server import RedisServer
 from tests.support.programs.processes import process
 from tests.support.programs.stack import ROOT, Stack, running
@@ -45,6 +46,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=SESSIONS)
     parser.add_argument("--json", type=Path, help="write the result here")
     args = parser.parse_args()
+    descriptors.allow_many()
     with tempfile.TemporaryDirectory(prefix="steno-soak-") as folder, _redis() as redis:
         options = ["--redis-url", redis.url, "--archive", "off", "--tree-cache-bytes", str(CACHE_BYTES)]
         with running(Path(folder), None, proxy=options) as stack, _worker(stack) as worker:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.machine import descriptors
 from tests.support.machine.redis_server import RedisServer
 from tests.support.plugins import hangs, second_tries, sections
 from tests.support.programs import forked
@@ -23,9 +24,15 @@ os.environ["PYTHONPATH"] = SOURCES  # of programs that tests start: they run thi
 # Toy tensors gain nothing from threads, and threads that wait for each other take the cores from all else. Before torch's import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# How long an example takes says more about the machine than about the code. Each run has the same examples, or a change would be
+# blamed for what luck has found: STENO_TEST_RANDOM=1 draws others.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True,
+    derandomize=os.environ.get("STENO_TEST_RANDOM") != "1",
+)  # fmt: skip
 settings.load_profile("any machine")
+
+descriptors.allow_many()
 
 # Every client that httpx makes would read the system's certificates again, 30 ms of processor time: at each poll of a test.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
