@@ -40,7 +40,7 @@ async def test_nothing_that_an_agent_wrote_runs_or_is_fetched(browser: Any) -> N
         ],
         messages=[{"role": "system", "content": everywhere}, {"role": "user", "content": parts}],
         call_ids={"c": "c"},
-        reply={"role": "assistant", "reasoning": everywhere, "content": everywhere, "tool_calls": [call]},
+        reply={"role": "assistant", "reasoning_content": everywhere, "content": everywhere, "tool_calls": [call]},
     )  # fmt: skip
     second = made_turn(
         1,

@@ -40,7 +40,7 @@ def made_turn(seed: int, number: int, parent: Turn | None, began: float, **field
         new = [{"role": "tool", "tool_call_id": last_call, "content": result}]
     reply = {
         "role": "assistant",
-        "reasoning": draw.choice(THOUGHTS),
+        "reasoning_content": draw.choice(THOUGHTS),
         "content": f"I look at `{file}` next." if number else "Let me see what there is.",
         "tool_calls": [
             {

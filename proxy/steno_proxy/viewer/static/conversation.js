@@ -99,8 +99,10 @@ function body(content, kind = "text") {
     : fold(h("span.dim", plain(part.type ?? "part")), () => json(part)))));
 }
 
+const thought = (message) => message.reasoning_content;
+
 function thinking(message) {
-  const text = message.reasoning ?? message.reasoning_content;
+  const text = thought(message);
   if (!text) return null;
   return fold(h("span", h("span.role", "Thinking "), h("span.dim", oneLine(text, 90)), h("span.size", sized(text))),
     () => longText(String(text)), { kind: "fold.thinking" });
@@ -129,7 +131,7 @@ function callArguments(raw) {
 
 function reply(turn) {
   const { reply: message } = turn;
-  const empty = !contentText(message.content) && !(message.tool_calls ?? []).length && !message.reasoning;
+  const empty = !contentText(message.content) && !(message.tool_calls ?? []).length && !thought(message);
   return h("article.message.assistant",
     h("div.role", "Assistant", turn.finish_reason === OPEN ? h("span.live", "live") : null),
     thinking(message), body(message.content), calls(message),
