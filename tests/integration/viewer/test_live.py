@@ -55,6 +55,14 @@ async def test_what_no_lease_brings_to_a_trainer_is_not_said_to_be_for_training(
         assert await looker.faults() == [] and looker.troubles == []
 
 
+async def test_a_turn_of_thinking_alone_is_not_said_to_show_nothing(browser: Any) -> None:
+    said = Say(text="", reasoning="I think, so I am")
+    async with running(ParrotEngine(lambda request: said)) as proxy, looking(browser, proxy.url) as looker:
+        await proxy.chat("thinks", "hello")
+        await looker.go("sessions/thinks", "section.turn .thinking >> text=I think, so I am")
+        assert await looker.page.locator("text=Nothing that is shown.").count() == 0
+
+
 async def test_a_scripted_session_has_no_token_that_may_be_trained(browser: Any) -> None:
     store, now = MemoryStore(), time.time()
     session = Session(trial_id="scripted", created_at=now, updated_at=now, marks=["synthetic"])
@@ -64,6 +72,39 @@ async def test_a_scripted_session_has_no_token_that_may_be_trained(browser: Any)
         await looker.page.select_option("text=Colour", "mask")
         await looker.page.wait_for_selector(".done .tok.m0")
         assert await looker.page.locator(".done .tok.m1").count() == 0
+
+
+async def test_whoever_is_on_a_token_or_in_a_choice_stays_there_while_a_session_grows(
+    proxy: Proxy, browser: Any
+) -> None:
+    said: list[Any] = ["hello"]
+
+    async def ask() -> None:
+        answer = await proxy.chat("alive", *said)
+        said.extend([answer.json()["choices"][0]["message"], "and then?"])
+
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        focused = "document.activeElement.dataset.turn ?? document.activeElement.name"
+        await ask()
+        await looker.go("sessions/alive?tab=tokens", ".done .tok")
+        await page.focus(".strip >> nth=0")
+        await page.keyboard.press("End")
+        turn, told = await page.evaluate(focused), await page.text_content(".token-detail")
+        assert "sampled" in told and "ledger open" in told
+        await ask()
+        await page.wait_for_selector(".strip >> nth=1")
+        assert (await page.evaluate(focused), await page.text_content(".token-detail")) == (turn, told)
+        await page.focus("select[name=mode]")
+        await ask()
+        await page.wait_for_selector(".strip >> nth=2")
+        assert (await page.evaluate(focused), await page.text_content(".token-detail")) == ("mode", told)
+        await page.focus(".strip >> nth=0")
+        await proxy.steno.complete("alive", Completion(reward=1.0))
+        await page.wait_for_selector(".token-detail >> text=ungrouped")
+        assert await page.evaluate(focused) == turn
+        assert await page.text_content(".token-detail") == told.replace("ledger open", "ledger ungrouped")
+        assert await page.locator(".tok.here").count() == 1 and looker.troubles == []
 
 
 async def test_a_session_that_is_deleted_while_one_looks_is_said_to_be(browser: Any) -> None:

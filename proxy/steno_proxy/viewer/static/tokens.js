@@ -18,7 +18,7 @@ export class TokenView {
   constructor(path, session, purpose) {
     this.purpose = purpose;
     this.texts = new Map();
-    this.strips = new Map();
+    this.strips = [];
     this.detail = h("div.token-detail", { role: "status" });
     this.legend = h("div.legend");
     this.list = h("div.strips");
@@ -59,15 +59,20 @@ export class TokenView {
     return this.texts.get(turn.tokenizer) ?? null;
   }
 
+  // Anew only where there is another choice: whoever is in one of them stays there.
   drawControls() {
-    const select = (label, options, value, change) => h("label.field", h("span", label),
-      h("select", { onchange: (event) => { change(event.target.value); this.draw(); } },
-        options.map(([name, words]) => h("option", { value: name, selected: name === value }, words))));
+    const offered = [["Colour", "mode", this.modes, this.mode], ["Show", "prompts", PROMPTS, chosen.prompts]];
+    if (this.path.some((turn) => this.textsFor(turn))) offered.push(["Tokens as", "form", FORMS, chosen.form]);
+    const offer = JSON.stringify(offered.map(([label, , options]) => [label, options]));
+    if (offer === this.offer) return;
+    this.offer = offer;
+    const focused = this.controls.contains(document.activeElement) ? document.activeElement.name : null;
     put(this.controls,
-      select("Colour", this.modes, this.mode, (value) => { chosen = { ...chosen, mode: value }; }),
-      select("Show", PROMPTS, chosen.prompts, (value) => { chosen = { ...chosen, prompts: value }; }),
-      this.path.some((turn) => this.textsFor(turn)) ? select("Tokens as", FORMS, chosen.form, (value) => { chosen = { ...chosen, form: value }; }) : null,
+      offered.map(([label, name, options, value]) => h("label.field", h("span", label),
+        h("select", { name, onchange: (event) => { chosen = { ...chosen, [name]: event.target.value }; this.draw(); } },
+          options.map(([option, words]) => h("option", { value: option, selected: option === value }, words))))),
       h("span.dim.small", "Point at a token, or focus a strip and use the arrow keys."));
+    if (focused) this.controls.querySelector(`[name=${focused}]`)?.focus();
   }
 
   // What can be told of this path's tokens.
@@ -80,14 +85,39 @@ export class TokenView {
     return this.modes.some(([name]) => name === chosen.mode) ? chosen.mode : "logprob";
   }
 
+  // Strips of turns that are as they were stay. Where others take the place of some, so do the token and the strip that one is on.
   draw() {
-    this.watcher.disconnect();
     this.facts = new TokenFacts(this.path, this.session, this.purpose, this.mode);
     put(this.legend, this.facts.legend().map(([kind, words]) => h("span.key", h(`i.tok.${kind}`, { "aria-hidden": "true" }), words)));
-    const kept = new Map(this.path.map((turn) => [turn.turn_id, this.strip(turn)]));
-    this.strips = kept;
-    put(this.list, [...kept.values()]);
-    this.show(null);
+    const how = [this.mode, chosen.prompts, chosen.form, this.texts, this.facts.session, this.facts.synthetic];
+    const same = how.every((one, n) => one === this.how?.[n]);
+    this.how = how;
+    let stay = 0;
+    while (same && stay < this.path.length && this.strips[stay]?.turn === this.path[stay]) stay += 1;
+    const on = this.at ? { turn: this.at.closest(".strip").dataset.turn, part: this.at.parentNode.about.part, at: this.at.dataset.at } : null;
+    const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.turn : null;
+    for (const { node } of this.strips.slice(stay)) {
+      for (const chunk of node.querySelectorAll(".chunk")) this.watcher.unobserve(chunk);
+      node.remove();
+    }
+    this.strips = [...this.strips.slice(0, stay), ...this.path.slice(stay).map((turn) => ({ turn, node: this.strip(turn) }))];
+    this.list.append(...this.strips.slice(stay).map(({ node }) => node));
+    if (!this.at?.isConnected) this.markAgain(on);
+    if (focused && !this.list.contains(document.activeElement)) this.stripOf(focused)?.focus({ preventScroll: true });
+  }
+
+  stripOf(turnId) {
+    return this.list.querySelector(`.strip[data-turn="${CSS.escape(turnId)}"]`);
+  }
+
+  // The token in the same place of the same turn, if that is still shown.
+  markAgain(on) {
+    this.at = null;
+    const chunks = on ? [...(this.stripOf(on.turn)?.querySelectorAll(".chunk") ?? [])] : [];
+    const chunk = chunks.find(({ about }) => about.part === on.part && about.from <= on.at && on.at < about.to);
+    if (!chunk) return this.show(null);
+    fill(chunk);
+    return this.mark(chunk.querySelector(`[data-at="${on.at}"]`));
   }
 
   strip(turn) {
