@@ -47,3 +47,51 @@ async def test_what_nobody_sees_has_a_name_and_emoji_stay_whole(proxy: Proxy, br
             [*texts, *whole],
         )
         assert shown == [*texts.values(), *whole]
+
+
+async def test_times_are_rounded_before_they_are_cut_into_hours_and_minutes(proxy: Proxy, browser: Any) -> None:
+    async with looking(browser, proxy.url) as looker:
+        await looker.go("sessions", "table.rows tbody tr")
+        shown = await looker.page.evaluate(
+            "async (times) => { const { seconds } = await import('./static/format.js'); return times.map(seconds); }",
+            [12.34, 59.94, 59.96, 119.6, 3599.4, 3599.7, 7199, 7140],
+        )
+        assert shown == [
+            "12.3 s",
+            "59.9 s",
+            "1 min 0 s",
+            "2 min 0 s",
+            "59 min 59 s",
+            "1 h 0 min",
+            "2 h 0 min",
+            "1 h 59 min",
+        ]
+
+
+async def test_an_axis_ends_at_its_last_point_known_or_not(proxy: Proxy, browser: Any) -> None:
+    async with looking(browser, proxy.url) as looker:
+        await looker.go("sessions", "table.rows tbody tr")
+        ticks = await looker.page.evaluate(
+            """async () => {
+              const { lineChart } = await import("./static/charts.js");
+              const points = [1, 20, 25].map((x) => ({ x, y: x === 25 ? null : x, label: `step ${x}` }));
+              return [...lineChart("Some", points).querySelectorAll(".tick")].map((one) => one.textContent);
+            }"""
+        )
+        assert ticks[-2:] == ["step 1", "step 25"]
+
+
+async def test_what_is_worked_out_of_a_record_is_not_written_into_it(proxy: Proxy, browser: Any) -> None:
+    """The tab Record shows it."""
+    async with looking(browser, proxy.url) as looker:
+        await looker.go("sessions", "table.rows tbody tr")
+        found = await looker.page.evaluate(
+            """async () => {
+              const { TokenFacts } = await import("./static/token_facts.js");
+              const annotation = { step: 1, differences: btoa("\\x00\\x3c\\x00\\x00") };
+              const turn = { turn_id: "t", versions: [], annotation };
+              const facts = new TokenFacts([turn], { status: "open", group_id: null, marks: [] }, null, "difference");
+              return [facts.difference(turn, 0), facts.difference(turn, 1), Object.keys(annotation)];
+            }"""
+        )
+        assert found == [1, 0, ["step", "differences"]]

@@ -30,7 +30,7 @@ export function lineChart(name, points, { unit = "", from = null } = {}) {
       svg("path.line", { d: path }),
       known.length < 60 ? known.map((point) => svg("circle.dot", { cx: x(point.x), cy: y(point.y), r: 2.6 }, svg("title", `${plain(point.label)}: ${short(point.y)}${unit}`))) : null,
       svg("text.tick", { x: EDGE.left, y: HEIGHT - 6 }, plain(points[0].label)),
-      svg("text.tick", { x: WIDTH - EDGE.right, y: HEIGHT - 6, "text-anchor": "end" }, plain(last.label))));
+      svg("text.tick", { x: WIDTH - EDGE.right, y: HEIGHT - 6, "text-anchor": "end" }, plain(points.at(-1).label))));
 }
 
 // The smallest and the largest. A call with each value as an argument of its own fails where there are very many.

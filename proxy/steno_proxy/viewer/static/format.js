@@ -24,9 +24,11 @@ export function seconds(s) {
   if (s === null || s === undefined || Number.isNaN(s)) return "–";
   if (s < 0.001) return `${Math.max(0, s * 1e6).toFixed(0)} µs`;
   if (s < 1) return `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms`;
-  if (s < 60) return `${s.toFixed(s < 10 ? 2 : 1)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
-  return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  if (s < 59.95) return `${s.toFixed(s < 10 ? 2 : 1)} s`;
+  const whole = Math.round(s); // first, so that nothing is 60 s or 60 min
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  const minutes = Math.round(s / 60);
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 export function ago(unix) {

@@ -61,8 +61,8 @@ export class TokenFacts {
   difference(turn, at) {
     const noted = turn.annotation;
     if (!noted) return NaN;
-    noted.numbers ??= halves(noted.differences);
-    return noted.numbers[at] ?? NaN;
+    if (!numbers.has(noted)) numbers.set(noted, halves(noted.differences));
+    return numbers.get(noted)[at] ?? NaN;
   }
 
   reason(turn, at) {
@@ -122,6 +122,9 @@ function differenceKind(difference) {
   const at = DIFFERENCES.findIndex((bound) => difference <= bound);
   return `d${at < 0 ? DIFFERENCES.length : at}`;
 }
+
+// Of each annotation, read once. Beside it, since it is shown as it is on record.
+const numbers = new WeakMap();
 
 // float16, little-endian, in base64.
 function halves(text) {
