@@ -35,8 +35,8 @@ def logprobs_of(model, rows, chunks=2):
 def test_packed_samples_do_not_see_each_other(model) -> None:
     together, entropies = logprobs_of(model, ROWS)
     alone = [logprobs_of(model, [one]) for one in ROWS]
-    torch.testing.assert_close(together, torch.cat([found[0] for found in alone]), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(entropies, torch.cat([found[1] for found in alone]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(together, torch.cat([found[0] for found in alone]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropies, torch.cat([found[1] for found in alone]), rtol=1e-4, atol=1e-4)
 
 
 def test_they_are_what_transformers_computes(model) -> None:

@@ -17,7 +17,7 @@ def test_log_probabilities_are_those_of_each_token_given_the_ones_before() -> No
     probe = make_probe(model, ids)
     for end in range(1, 6):
         logits = model(torch.tensor([ids[:end]])).logits[0, -1].double()
-        assert probe.logprobs[end - 1] == pytest.approx(torch.log_softmax(logits, -1)[ids[end]].item(), abs=1e-5)
+        assert probe.logprobs[end - 1] == pytest.approx(torch.log_softmax(logits, -1)[ids[end]].item(), abs=1e-4)
     assert probe.token_ids == ids and probe.tolerance == LARGEST["float32"]
     assert model.training
 
