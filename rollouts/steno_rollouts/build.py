@@ -12,11 +12,11 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import BadRequest, ConfigError, NotFound
 from steno.contracts.records import Limits, SamplingPolicy
 from steno_rollouts.admission import Admission, InHand
+from steno_rollouts.calls.patience import PatientSteno
 from steno_rollouts.claims import Claims
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.groups import GroupOptions, Observer
 from steno_rollouts.harness import Rollouts
-from steno_rollouts.patience import PatientSteno
 from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.tasks.task import Task, load_tasks
 from steno_rollouts.trials.command import check_command
@@ -179,7 +179,7 @@ class Prepared:
         return ExecutorPlayer(client, executor or self.executor(client), self.options(), self.reward)
 
     def client(self, *, patient: bool = False) -> AsyncSteno:
-        """patient: a proxy that is away is waited for as long as it takes (`patience.py`), and so is room in a full store."""
+        """patient: a proxy that is away is waited for as long as it takes (`calls/patience.py`), and so is room in a full store."""
         if patient:
             return PatientSteno(self.settings.proxy, self.settings.key)
         return AsyncSteno(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)

@@ -23,11 +23,11 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, StenoError, StoreFull
 from steno.contracts.rest import GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
+from steno_rollouts.calls.posts import Stop, posted, to_its_end
 from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.groups import GroupOptions, Observer, Planned
 from steno_rollouts.outcome import EndReason, TrialResult
-from steno_rollouts.posts import Stop, posted, to_its_end
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner

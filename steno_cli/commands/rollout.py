@@ -114,7 +114,7 @@ def _cancelled_by_signals(run_id: str) -> Iterator[None]:
     for telling the proxy how they ended; a third one not for that either.
 
     Raises: KeyboardInterrupt: in place of the cancellation."""
-    from steno_rollouts.posts import is_post
+    from steno_rollouts.calls.posts import is_post
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

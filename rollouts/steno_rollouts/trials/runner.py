@@ -18,8 +18,8 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
+from steno_rollouts.calls.posts import to_its_end
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, deleted, recorded_result
-from steno_rollouts.posts import to_its_end
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import CannotStart, Exit
 from steno_rollouts.trials.play import SETTLE_S, Assignment, Player, RunnerOptions

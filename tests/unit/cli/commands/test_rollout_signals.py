@@ -10,7 +10,7 @@ import pytest
 
 from steno_cli.commands import rollout
 from steno_cli.demo.processes import cancelled_by_sigterm
-from steno_rollouts.posts import to_its_end
+from steno_rollouts.calls.posts import to_its_end
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from steno.contracts.errors import ArchiveUnreadable, Forbidden, ProtocolError, StoreFull, Unreachable
 from steno.contracts.rest import Completion, GroupSpec
-from steno_rollouts.patience import PatientSteno
-from steno_rollouts.posts import to_its_end
+from steno_rollouts.calls.patience import PatientSteno
+from steno_rollouts.calls.posts import to_its_end
 
 SESSION = {"trial_id": "g.0", "created_at": 1.0, "updated_at": 2.0, "status": "completed", "reward": 1.0}
 
@@ -62,7 +62,7 @@ async def test_a_trials_end_is_posted_once_the_proxy_is_back_and_it_is_said_each
     with caplog.at_level(logging.WARNING):
         session = await proxy.client.complete("g.0", Completion(reward=1.0))
     assert session.reward == 1.0 and 600.0 <= proxy.now <= 610.0
-    said = [record.getMessage() for record in caplog.records if record.name == "steno_rollouts.patience"]
+    said = [record.getMessage() for record in caplog.records if record.name == "steno_rollouts.calls.patience"]
     assert 9 <= len(said) <= 12 and said[-1].startswith("the proxy answers again, after 60")
     assert all("asking the proxy again until it answers" in line for line in said[:-1])
 

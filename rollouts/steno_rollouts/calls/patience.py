@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from steno.client.client import AsyncSteno
 from steno.client.transport import ClientRequest, repeatable
 from steno.contracts.errors import StenoError, StoreFull, StoreUnavailable, TooManyRequests, Unreachable
-from steno_rollouts.posts import told_to_stop
+from steno_rollouts.calls.posts import told_to_stop
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
