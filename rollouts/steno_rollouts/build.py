@@ -179,7 +179,7 @@ class Prepared:
         return ExecutorPlayer(client, executor or self.executor(client), self.options(), self.reward)
 
     def client(self, *, patient: bool = False) -> AsyncSteno:
-        """patient: a proxy that is away is waited for as long as it takes (`calls/patience.py`), and so is room in a full store."""
+        """patient: a proxy that is away is waited for as long as it takes (`calls/patience.py`), and room in a full store too."""
         if patient:
             return PatientSteno(self.settings.proxy, self.settings.key)
         return AsyncSteno(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
