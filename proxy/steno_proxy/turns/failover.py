@@ -62,9 +62,9 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     # A worker that was lost may be well: only its channel is over, and it may be the only one. An engine that failed fails again.
     lost, lost_worker = isinstance(error, WorkerLost), choice.stream.worker_id
     failed, avoid = order.avoid, order.avoid | {choice.stream.channel if lost else choice.stream.process}
-    order = dataclasses.replace(
-        order, attempt=attempt, avoid=avoid, full_too=True, refused_bytes=0
-    )  # it had its place already
+    shed = transcript.is_empty() and isinstance(error, TooManyRequests)
+    # A turn that ran had its place already; one that a full engine sent away has none yet.
+    order = dataclasses.replace(order, attempt=attempt, avoid=avoid, full_too=order.full_too or not shed, refused_bytes=0)
     if transcript.is_empty():
         how = "moved"
         transcript.started = None
@@ -91,6 +91,8 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
         else:
             stream = hub.open(order)
     except (NoWorker, NoTokenizer, TooManyRequests, BadRequest, BodyTooLarge) as refusal:
+        if shed:  # nothing is lost, and no worker was
+            raise error from refusal
         metrics.FAILOVERS.labels("no_worker").inc()
         log.warning("turn %s can't be resumed after %s: %s", order.turn_id, error.code, refusal.message)
         raise error from refusal

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from steno.contracts.errors import EngineFailed, TooManyRequests
 from steno.contracts.wire.frames import TAKEOVER, Generate, Started, StreamEvent
 from steno.models import TINY
+from steno_proxy import metrics
 from steno_worker.config import WorkerSettings
 from steno_worker.engines.scripted.engine import build
 from steno_worker.main import Worker
@@ -95,8 +96,12 @@ async def test_a_full_engine_has_its_turn_begun_at_another() -> None:
             [turn] = await proxy.turns(trial)
             assert turn.worker_id == "good"
     async with two(lambda request: Say(refuse=TooManyRequests("full")), good=full) as proxy:
+        lost = metrics.FAILOVERS.labels("no_worker")._value.get()
         answer = await proxy.chat("t", "hello")
         assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+        assert metrics.FAILOVERS.labels("no_worker")._value.get() == lost, (
+            "an alert says of these that their workers were lost"
+        )
 
 
 def full(request: Generate) -> Say:
