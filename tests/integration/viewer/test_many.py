@@ -88,6 +88,8 @@ async def test_steps_that_a_resumed_trainer_takes_again_replace_the_lost_ones(pr
         for step in range(4, 7):
             await post(step, 10.0 * step)
         await page.wait_for_selector("text=Steps: 6, the last is 6")
+        await page.wait_for_selector("circle >> text=step 4: 40", state="attached")
+        assert await dots.all_text_contents() == ["step 1: 1", *(f"step {n}: {10 * n}" for n in range(2, 7))]
         assert looker.troubles == []
 
 

@@ -140,6 +140,7 @@ class Steps {
     this.items = [];
     this.changes = 0;
     this.looks = 0;
+    this.before = null; // how many steps there were when this trainer came; null: it is past them
   }
 
   // trainer: who has the run now, if anybody registered.
@@ -149,7 +150,12 @@ class Steps {
     const takesAgain = epoch > 1 && trainer.heard_s !== null && trainer.heard_s < LIVES_S && this.items.length === this.before;
     this.looks += 1;
     await this.read(newcomer || (takesAgain && this.looks % LOOKS_FOR_ALL === 0) ? 0 : Math.max(0, this.items.length - 1));
-    if (newcomer) this.before = this.items.length;
+    if (newcomer) {
+      this.before = this.items.length;
+    } else if (this.before !== null && this.items.length !== this.before) {
+      this.before = null;
+      await this.read(0); // what was taken again before the newest step, since the last look at all
+    }
     this.epoch = epoch;
   }
 
