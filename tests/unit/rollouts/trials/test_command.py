@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from steno.contracts.records import Session
 from steno.contracts.rest import Trial
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.command import MAX_VARIABLE_BYTES, check_command, environment, fill
+from tests.support.sources import ROOT
 
 URLS = {"openai": "http://p/t/v1", "anthropic": "http://p/t", "gemini": "http://p/t"}
 
@@ -65,6 +68,17 @@ def test_a_trial_inherits_no_providers_key_and_none_of_stenos_settings() -> None
         "STENO_TASK_TASK_ID": "t", "STENO_TASK_MY_FIELD": "[1]",
     }  # fmt: skip
     assert variables(Task("t", {}), key=None)["OPENAI_API_KEY"] == "none"
+
+
+def test_the_names_of_an_agents_parts_are_set_as_the_page_on_training_says() -> None:
+    page = (ROOT / "docs" / "training.md").read_text().partition("### Only some of the calls")[2]
+    line = next(line for line in page.splitlines() if line.startswith("steno rollout "))
+    task = Task("t", {})
+    given = variables(task, {"PATH": "/usr/bin:/bin", "CLAUDE_CODE_SUBAGENT_MODEL": "main"})
+    *command, agent = fill(shlex.split(line.partition(" -- ")[2]), task, given)
+    assert agent == "./run-agent.sh"
+    seen = subprocess.run([*command, "env"], env=given, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"ANTHROPIC_MODEL=main", "CLAUDE_CODE_SUBAGENT_MODEL=explorer", "ANTHROPIC_BASE_URL=http://p/t"} <= {*seen}
 
 
 def test_a_field_too_long_for_a_variable_is_in_the_file_only() -> None:
