@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
@@ -32,7 +33,10 @@ def env(
     trial_id: Annotated[str, typer.Argument(metavar="TRIAL", help="The trial, registered if it is not yet.")],
     model: Annotated[str, typer.Option(help="Name that the agent asks for; any will do, it is recorded.")] = "policy",
     agent_key: Annotated[
-        str | None, typer.Option(help="The trial's own key, if known: the proxy is then not asked.")
+        str | None,
+        typer.Option(
+            help="The trial's own key, if known: the proxy is then not asked, so --proxy must be the agents' port."
+        ),
     ] = None,
     context_tokens: Annotated[
         int | None,
@@ -78,17 +82,22 @@ def target(
             f"trial {trial_id} has ended ({trial.session.status}) and takes no more turns: give another id"
         )
     base_url = ClientSettings.load({"proxy": url}, None).proxy
-    context_tokens = served_context(urls(base_url, trial_id)["openai"], trial.api_key or NO_KEY, model)
+    places = (urls(base_url, trial_id)["openai"], trial.urls["openai"])
+    context_tokens = served_context(places, trial.api_key or NO_KEY, model)
     return AgentTarget(trial_id, trial.urls, trial.api_key or NO_KEY, model, context_tokens)
 
 
-def served_context(base_url: str, agent_key: str, model: str) -> int | None:
+def served_context(places: Sequence[str], agent_key: str, model: str) -> int | None:
     """Context of the model that the trial will be served by, in tokens: of that name, else the smallest, since it may be any.
 
+    Args: places: base URLs of the trial; the next is asked where one is not served (404), as on a control port.
     None: nothing is served yet, or the list can't be had here.
     """
     try:
-        answer = httpx.get(f"{base_url}/models", headers={"authorization": f"Bearer {agent_key}"}, timeout=10)
+        for base_url in places:
+            answer = httpx.get(f"{base_url}/models", headers={"authorization": f"Bearer {agent_key}"}, timeout=10)
+            if answer.status_code != 404:
+                break
     except httpx.HTTPError as error:
         log.warning("the models can't be listed, so no context is set: %s", error)
         return None

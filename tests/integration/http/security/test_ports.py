@@ -24,6 +24,7 @@ from steno_proxy.server.app import create_app
 from steno_proxy.server.front import BOTH
 from steno_proxy.server.listeners import listeners
 from steno_rollouts.preflight import public_url
+from tests.support.programs import forked
 from tests.support.programs.ports import free_port
 from tests.support.programs.stack import ROOT, Stack, running
 
@@ -73,6 +74,15 @@ def test_the_agents_port_has_nothing_of_the_control_plane(two: Two, path: str) -
         answer = httpx.request(method, two.agents + path, headers=KEY, timeout=30)
         assert answer.status_code == 404, (method, path)
         assert answer.headers["x-request-id"]
+
+
+def test_steno_env_finds_the_context_of_what_is_served_behind_the_control_port(two: Two) -> None:
+    words = ["env", "opencode", "env", "--json", "--proxy", two.control, "--key", "admin"]
+    done = forked.run([sys.executable, "-m", "steno", *words])
+    assert (done.returncode, done.stderr) == (0, "")
+    provider = json.loads(json.loads(done.stdout)["variables"]["OPENCODE_CONFIG_CONTENT"])["provider"]["steno"]
+    assert provider["options"]["baseURL"] == f"{two.agents}/env/v1"
+    assert provider["models"]["policy"]["limit"]["context"] > 0
 
 
 def test_the_workers_socket_is_on_the_control_port_only(two: Two) -> None:
