@@ -130,6 +130,25 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/*
+Access modes of a claim that is there already: Kubernetes does not change them. Fails where the values ask for others, or where the claim
+can't be shared by those that need it. Arguments: list ROOT VALUE NAME MODES MANY WITHOUT; MANY says who needs it, "" one pod alone;
+WITHOUT, what to do instead. Nothing is found where helm does not ask the cluster.
+*/}}
+{{- define "steno.checkClaim" -}}
+{{- $root := index . 0 -}}
+{{- $value := index . 1 -}}
+{{- $name := index . 2 -}}
+{{- $modes := index . 3 | sortAlpha | join ", " -}}
+{{- $found := dig "spec" "accessModes" list (lookup "v1" "PersistentVolumeClaim" $root.Release.Namespace $name) | sortAlpha | join ", " -}}
+{{- $copy := printf "stop the pods that use it, copy all of its files to a new claim with ReadWriteMany, and name that one in %s.existingClaim (docs/deployment.md, Claims that are there already)" $value -}}
+{{- if and $found (ne $found $modes) -}}
+{{- fail (printf "%s.accessModes is [%s], and the claim %s, which is there already, has [%s]: Kubernetes does not change them. Set the value to [%s]; or, for several pods, %s" $value $modes $name $found $found $copy) -}}
+{{- else if and $found (index . 4) (not (has "ReadWriteMany" (index . 3))) -}}
+{{- fail (printf "%s, and the claim %s, which is there already, has [%s], which they can't share: %s%s" (index . 4) $name $found $copy (index . 5)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Values that are each right and don't go together. */}}
 {{- define "steno.check" -}}
 {{- if eq .Values.redis.mode "memory" -}}
@@ -144,6 +163,11 @@ true
 {{- if not (or (eq . "off") (contains "://" .)) -}}
 {{- fail (printf "proxy.settings.archive is %s, a folder that ends with the proxy's pod: give the URL of an object store or off, or leave it out, and sessions go to the volume of proxy.archive" .) -}}
 {{- end -}}
+{{- end -}}
+{{- if or (include "steno.noArchive" .) (and (include "steno.archiveClaim" .) (not .Values.proxy.archive.existingClaim)) -}}
+{{- $many := eq (include "steno.noArchive" .) "true" | ternary (printf "the proxy may have %s replicas" (include "steno.maxReplicas" .)) "" -}}
+{{- $without := "; sessions that are archived on it would answer 503. proxy.settings.archive: \"off\" goes on without them" -}}
+{{- include "steno.checkClaim" (list . "proxy.archive" (printf "%s-archive" (include "steno.fullname" .)) .Values.proxy.archive.accessModes $many $without) -}}
 {{- end -}}
 {{- if and (include "steno.noArchive" .) .Values.proxy.settings.retention_s -}}
 {{- fail "proxy.settings.retention_s is set, and replicas have no archive that they share: ended sessions would be deleted after it. Set proxy.archive.accessModes to [ReadWriteMany], or proxy.archive.existingClaim, or proxy.settings.archive to the URL of an object store (off: they are to be deleted)" -}}
@@ -168,6 +192,10 @@ true
 {{- fail "trainer.enabled: trainer.settings.model must name the model that training starts from" -}}
 {{- end -}}
 {{- $checkpoints := .Values.trainer.checkpoints -}}
+{{- if not $checkpoints.existingClaim -}}
+{{- $many := gt (int .Values.trainer.nodes) 1 | ternary (printf "trainer.nodes is %d" (int .Values.trainer.nodes)) "" -}}
+{{- include "steno.checkClaim" (list . "trainer.checkpoints" (printf "%s-trainer" (include "steno.fullname" .)) $checkpoints.accessModes $many "") -}}
+{{- end -}}
 {{- if and (gt (int .Values.trainer.nodes) 1) (not $checkpoints.existingClaim) (not (has "ReadWriteMany" $checkpoints.accessModes)) -}}
 {{- fail "trainer.nodes is above 1, and all nodes write checkpoints: set trainer.checkpoints.accessModes to [ReadWriteMany], or existingClaim" -}}
 {{- end -}}

@@ -1,7 +1,7 @@
-"""As much of a Kubernetes API as a chart's `lookup` asks for: discovery, and Secrets by name.
+"""As much of a Kubernetes API as a chart's `lookup` asks for: discovery, and objects by name.
 
 A fake at the protocol's seam: no API server can be had as a package, and what a release finds again at its upgrade can be
-seen in no other way. Owns no semantics: it answers with the Secrets that it was given.
+seen in no other way. Owns no semantics: it answers with the Secrets and claims that it was given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _not_found() -> dict[str, Any]:
 
 def _discovery(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Path -> answer: the kinds of these manifests, by their groups."""
-    kinds: dict[str, set[str]] = {"v1": {"Secret"}}
+    kinds: dict[str, set[str]] = {"v1": {"Secret", "PersistentVolumeClaim"}}
     for manifest in manifests:
         kinds.setdefault(manifest["apiVersion"], set()).add(manifest["kind"])
     answers: dict[str, dict[str, Any]] = {
@@ -50,12 +50,12 @@ def _plural(kind: str) -> str:
 
 
 @contextlib.contextmanager
-def holding(secrets: list[dict[str, Any]], manifests: list[dict[str, Any]]) -> Iterator[str]:
-    """A cluster with these Secrets that knows the kinds of these manifests; yields its URL."""
+def holding(objects: list[dict[str, Any]], manifests: list[dict[str, Any]]) -> Iterator[str]:
+    """A cluster with these Secrets and claims that knows the kinds of these manifests; yields its URL."""
     answers = _discovery(manifests)
-    for secret in secrets:
-        meta = secret["metadata"]
-        answers[f"/api/v1/namespaces/{meta['namespace']}/secrets/{meta['name']}"] = secret
+    for found in objects:
+        meta = found["metadata"]
+        answers[f"/api/v1/namespaces/{meta['namespace']}/{_plural(found['kind'])}/{meta['name']}"] = found
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
