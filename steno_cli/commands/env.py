@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from steno.contracts.records import TRIAL_ID
 from steno_cli.agents import AGENTS, NO_KEY, AgentSetup, AgentTarget
 from steno_cli.commands.sessions import Key, KeyFile, Url
 from steno_cli.terminal.connection import ClientSettings, connect
+from steno_cli.terminal.http_proxies import direct
 
 log = logging.getLogger(__name__)
 AgentName = StrEnum("AgentName", {name.upper().replace("-", "_"): name for name in AGENTS})  # type: ignore[misc]
@@ -54,6 +56,7 @@ def env(
     if context_tokens is not None:
         trial = replace(trial, context_tokens=context_tokens)
     found = AGENTS[agent.value].setup(trial)
+    found = replace(found, variables=found.variables | direct(trial.urls["openai"], os.environ))
     if as_json:
         shown = {name: getattr(found, name) for name in ("variables", "command", "files", "instead")}
         typer.echo(json.dumps(shown, ensure_ascii=False, indent=2))

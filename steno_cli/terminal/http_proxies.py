@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from urllib.parse import urlsplit
+
+from steno.config.settings import is_loopback
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -10,7 +13,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def reach_loopback_directly(environment: MutableMapping[str, str]) -> None:
     """Name this machine in `no_proxy` where an HTTP proxy is set: the demo, rollouts and the programs that they start (agents)
     ask Steno's proxy here. httpx, websockets, curl, Node and Go read it there. What it names already stays."""
-    if not any(environment.get(name) for scheme in ("http", "https", "all") for name in _spellings(f"{scheme}_proxy")):
+    if not _has_proxy(environment):
         return
     known = ",".join(environment.get(name, "") for name in _spellings("no_proxy"))
     hosts = list(dict.fromkeys(host for host in (part.strip() for part in known.split(",")) if host))
@@ -18,6 +21,20 @@ def reach_loopback_directly(environment: MutableMapping[str, str]) -> None:
         hosts += [host for host in LOOPBACK if host not in hosts]
     for name in _spellings("no_proxy"):
         environment[name] = ",".join(hosts)
+
+
+def direct(url: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a shell must have so that the programs that are started there reach this URL directly, if it is of this machine and
+    an HTTP proxy is set: `no_proxy`, in both spellings."""
+    if not _has_proxy(environment) or not is_loopback(urlsplit(url).hostname or ""):
+        return {}
+    changed = dict(environment)
+    reach_loopback_directly(changed)
+    return {name: changed[name] for name in _spellings("no_proxy")}
+
+
+def _has_proxy(environment: Mapping[str, str]) -> bool:
+    return any(environment.get(name) for scheme in ("http", "https", "all") for name in _spellings(f"{scheme}_proxy"))
 
 
 def _spellings(name: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ ODD = AgentTarget("t.1", urls(URL, "t.1"), "sk-steno-'$(touch x)`\"\\", "a model
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("STENO_"):
+        if name.startswith("STENO_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
 
 
@@ -123,6 +123,26 @@ def test_json_says_the_same_as_the_shell_lines() -> None:
     found = json.loads(machine.stdout)
     assert (found["variables"], found["command"]) == (setup.variables, setup.command)
     assert (found["files"], found["instead"]) == (setup.files, setup.instead)
+
+
+@pytest.mark.parametrize(
+    ("http_proxy", "url", "hosts"),
+    [
+        ("http://proxy.example:3128", "http://127.0.0.1:8000", "a,localhost,127.0.0.1,::1"),
+        ("http://proxy.example:3128", URL, None),
+        ("", "http://127.0.0.1:8000", None),
+    ],
+)
+def test_what_is_started_in_that_shell_asks_no_http_proxy_for_this_machine(
+    http_proxy: str, url: str, hosts: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", http_proxy)
+    monkeypatch.setenv("NO_PROXY", "a")
+    words = ["env", "openai", "t.1", "--agent-key", "k", "--proxy", url]
+    printed, machine = runner.invoke(app, words).stdout, json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    seen = dict(line.split("=", 1) for line in bash(printed + "env -0").decode().split("\0") if "=" in line)
+    for name in ("no_proxy", "NO_PROXY"):
+        assert seen.get(name) == machine["variables"].get(name) == hosts
 
 
 def test_an_agent_that_is_not_known_and_an_id_that_is_none_are_wrong_usage() -> None:
