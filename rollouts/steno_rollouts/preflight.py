@@ -78,6 +78,16 @@ def check_sampling(settings: RolloutSettings) -> None:
                 )
 
 
+def about_group_size(settings: RolloutSettings) -> list[str]:
+    """What the operator must be told of it."""
+    if settings.purpose != "train" or settings.group_size > 1:
+        return []
+    return [
+        "group_size: got 1, must be at least 2 for training: a reward is compared with the others of its group. steno train "
+        "trains these groups with --objective sft alone"
+    ]
+
+
 async def check_nodes(prepared: Prepared, say: Callable[[str], None]) -> None:
     """What `check_command` does, on each node of Ray's that could take a trial; and whether the proxy is reached there. Where
     there is none yet, on the first that comes.

@@ -48,6 +48,7 @@ async def roll_out(settings: RolloutSettings, run_id: str, *, patient: bool = Tr
 async def _rolled_out(prepared: Prepared, run_id: str, patient: bool) -> list[TrialResult]:
     from steno_rollouts.groups import epochs
     from steno_rollouts.preflight import (
+        about_group_size,
         about_trainer,
         check_command,
         check_nodes,
@@ -62,7 +63,7 @@ async def _rolled_out(prepared: Prepared, run_id: str, patient: bool) -> list[Tr
     check_sampling(settings)
     known = ended_trials(settings.results)
     out = console(stderr=True)
-    for warning in prepared.warnings:
+    for warning in (*prepared.warnings, *about_group_size(settings)):
         out.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     if prepared.confinement is not None:
         out.print(

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from steno.contracts.errors import ConfigError, Unreachable
+from steno_cli.commands.rollout import roll_out
 from steno_rollouts import preflight
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
@@ -124,3 +125,22 @@ def test_sampling_that_can_not_be_trained_is_refused_unless_nothing_is_to_be_tra
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 1.0, "max_tokens": 9}, {"temperatur": 1}])
 def test_plain_sampling_is_taken_and_unknown_fields_are_the_proxys(sampling: dict[str, Any]) -> None:
     check_sampling(RolloutSettings(tasks=Path("tasks"), sampling=sampling))
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, True), ({"group_size": 2}, False), ({"purpose": "eval"}, False)])
+async def test_groups_of_one_trial_that_are_to_be_trained_are_warned_of(
+    given: dict[str, Any],
+    told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def nobody(*_: object) -> None:
+        raise Unreachable("no proxy")
+
+    monkeypatch.setattr(preflight, "check_proxy", nobody)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    wanted = {"tasks": tmp_path / "rows.jsonl", "command": ["true"], "confine": "off", "group_size": 1, **given}
+    with pytest.raises(Unreachable):
+        await roll_out(RolloutSettings(**wanted, work_dir=tmp_path), "r")
+    assert ("warning: group_size: got 1, must be at least 2 for training" in capsys.readouterr().err) is told
