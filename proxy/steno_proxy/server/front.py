@@ -26,7 +26,7 @@ from steno_proxy.api.agent_http import read_body, refusal_headers
 from steno_proxy.api.agents.lookup import error_words
 from steno_proxy.api.common import Ports, error_response
 from steno_proxy.api.origin_guard import OriginGuard, from_a_page
-from steno_proxy.server.path_aliases import meant
+from steno_proxy.server.path_aliases import FIRST_WORDS, VERSIONS, meant
 from steno_proxy.turns.interfaces import ClientLeft
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ BOTH = frozenset({"healthz", "readyz"})
 """First words of what is answered on either port: probes ask each whether it is there."""
 PROBES = frozenset({"health", "ping"})
 """vLLM's names for `healthz`: whole paths only, since trials may have these names."""
+_NO_TRIAL = "/chat/completions"
+"""What OpenAI's SDK asks for where its base URL has no trial id: not completions of the trial `chat`."""
 _ACTION = re.compile(r"/v1(?:beta|alpha)?/models/(?P<model>.+):(?P<action>[A-Za-z]+)", re.DOTALL)
 
 
@@ -93,7 +95,7 @@ class Application(FastAPI):
         path: str = scope["path"]
         end = path.find("/", 1)
         endpoint = self.turns.get((scope["method"], path[end:])) if end > 1 else None
-        if endpoint is None and end > 1 and path[1:end] not in RESERVED_TRIAL_IDS:
+        if endpoint is None and end > 1 and path[1:end] not in RESERVED_TRIAL_IDS and path != _NO_TRIAL:
             path = path[:end] + meant(path[end:])
             if path != scope["path"]:
                 scope = _at(scope, path)
@@ -287,8 +289,9 @@ def _in_words(request: Request, error: StenoError) -> Response:
 def _not_served(request: Request) -> str:
     """What to say of a path that there is not: agents' clients show it, and log it."""
     path: str = request.scope["path"]
-    word = path.removeprefix("/").partition("/")[0]
-    if word in ("v1", "v1beta"):
+    word, _, rest = path.removeprefix("/").partition("/")
+    begins = word in VERSIONS or word in FIRST_WORDS  # some of which trials may be named as well
+    if word in RESERVED_TRIAL_IDS & VERSIONS or (begins and rest.partition("/")[0] not in VERSIONS):
         return f"{request.method} {path[:100]}: the path has no trial id; agents' paths are /<trial_id>/v1/..."
     asked = f"{request.method} {path[:100]} is not served here"
     if word in RESERVED_TRIAL_IDS or "/" not in path.strip("/"):

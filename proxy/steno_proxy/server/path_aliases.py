@@ -5,8 +5,8 @@ Pure. After the trial there are few words to begin with, so nothing else can be 
 
 from __future__ import annotations
 
-_VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
-_FIRST = frozenset({"chat", "completions", "messages", "models", "responses"})
+VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
+FIRST_WORDS = frozenset({"chat", "completions", "messages", "models", "responses"})
 """First words of the agents' routes, after the version."""
 _BESIDE = frozenset({"detokenize", "health", "ping", "tokenize", "version"})
 """What vLLM has beside its `/v1`."""
@@ -18,10 +18,10 @@ def meant(path: str) -> str:
     second counts. Anything else is as it was.
     """
     words = [word for word in path.split("/") if word]
-    versions = words[:2] if words[1:2] and _VERSIONS.issuperset(words[:2]) else [w for w in words[:1] if w in _VERSIONS]
+    versions = words[:2] if words[1:2] and VERSIONS.issuperset(words[:2]) else [w for w in words[:1] if w in VERSIONS]
     rest = words[len(versions) :]
     if len(rest) == 1 and rest[0] in _BESIDE:
         return f"/{rest[0]}"
-    if not rest or rest[0].partition(":")[0] not in _FIRST:
+    if not rest or rest[0].partition(":")[0] not in FIRST_WORDS:
         return path
     return "/".join(["", versions[-1] if versions else "v1", *rest])

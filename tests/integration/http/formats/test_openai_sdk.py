@@ -176,9 +176,28 @@ async def test_a_base_url_one_level_too_deep_or_too_high_works(proxy: Proxy, bas
 async def test_what_is_not_served_is_refused_by_its_name(proxy: Proxy) -> None:
     with pytest.raises(openai.NotFoundError, match="POST /t/v1/embeddings is not served here"):
         await proxy.openai("t").embeddings.create(model="m", input="x")
-    nowhere = openai.AsyncOpenAI(base_url=proxy.url + "/v1", api_key="x", max_retries=0)
+
+
+@pytest.mark.parametrize("base", ["", "/", "/v1"])
+async def test_a_base_url_without_a_trial_is_told_so(proxy: Proxy, base: str) -> None:
+    client = openai.AsyncOpenAI(base_url=proxy.url + base, api_key="x", max_retries=0)
+    for call in (
+        client.chat.completions.create(model="m", messages=[USER]),
+        client.completions.create(model="m", prompt="x"),
+        client.responses.create(model="m", input="x"),
+        client.responses.retrieve("resp_x"),
+        client.models.retrieve("m"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="the path has no trial id"):
+            await call
     with pytest.raises(openai.NotFoundError, match="the path has no trial id"):
-        await nowhere.chat.completions.create(model="m", messages=[USER])
+        await client.models.list()
+
+
+async def test_a_trial_named_like_a_route_is_still_a_trial(proxy: Proxy) -> None:
+    await proxy.openai("chat").completions.create(model="m", prompt="x")
+    with pytest.raises(openai.NotFoundError, match="POST /chat/v1/embeddings is not served here"):
+        await proxy.openai("chat").embeddings.create(model="m", input="x")
 
 
 async def test_a_session_named_like_a_route_is_still_a_session(proxy: Proxy) -> None:
