@@ -26,8 +26,14 @@ sockets=$(mktemp -d /tmp/steno-redis-XXXXXX)
 redis-server --port 0 --unixsocket "$sockets/socket" --dir "$data/redis" --appendonly yes --appendfsync everysec &
 redis=$!
 until [ -e "$sockets/socket" ]; do sleep 0.1; kill -0 "$redis" || exit 1; done
+url=http://127.0.0.1:8000
+if curl --noproxy '*' -s --max-time 5 "$url" >/dev/null; then  # trainer and rollouts would take that one
+  echo "trainer-node.sh: port 8000 answers already: end what listens there (another proxy?)" >&2
+  exit 1
+fi
 steno proxy --host 0.0.0.0 --port 8000 --redis-url "unix://$sockets/socket" --keys-dir "$data/keys" &
-until curl -sf http://127.0.0.1:8000/readyz >/dev/null; do sleep 1; done
+proxy=$!
+until curl --noproxy '*' -sf --max-time 5 "$url/readyz" >/dev/null; do sleep 1; kill -0 "$proxy" || exit 1; done
 cd "$here"
 python -m steno_cli.torchrun --standalone --shutdown-timeout 600 --nproc-per-node "${GPUS:-8}" \
   -m steno train --config train.yaml --checkpoint-dir "$data/checkpoints" \

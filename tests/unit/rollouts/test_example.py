@@ -123,13 +123,14 @@ say() { echo "$1" >>"$LOG"; }
 echo "$*" >>"$LOG.words"
 up() { echo up >>"$LOG.up"; }
 case "$(basename "$0") $*" in
-  curl*) exit 0 ;;
+  curl*) [ -n "$FOREIGN" ] || [ -e "$LOG.answers" ]; exit ;;
   redis-server*) [ -z "$NO_REDIS" ] || exit 1; touch "$4" ;;
+  "steno proxy"*) [ -z "$NO_PROXY_STARTS" ] || exit 1; touch "$LOG.answers" ;;
 esac
 case "$(basename "$0") $*" in
-  redis-server*|*proxy*) trap 'say "${0##*/} $1 ends"; exit 0' TERM; up; while :; do sleep 0.05; done ;;
-  *rollout*) until [ "$(wc -l <"$LOG.up")" = 3 ]; do sleep 0.05; done; say "rollouts end"; exit "$ROLLOUTS" ;;
-  *train*)
+  redis-server*|"steno proxy"*) trap 'say "${0##*/} $1 ends"; exit 0' TERM; up; while :; do sleep 0.05; done ;;
+  "steno rollout"*) until [ "$(wc -l <"$LOG.up")" = 3 ]; do sleep 0.05; done; say "rollouts end"; exit "$ROLLOUTS" ;;
+  python*)
     trap 'say "trainer is told to end"; exit 0' TERM; up
     until grep -q "rollouts end" "$LOG" 2>/dev/null; do sleep 0.05; done
     [ "$ROLLOUTS" = 0 ] || while :; do sleep 0.05; done
@@ -144,7 +145,16 @@ def start(folder: Path, *, data: str, cwd: Path = EXAMPLE, timeout_s: float = 60
     for name in ("redis-server", "steno", "curl", "python"):
         (folder / name).write_text(STUB)
         (folder / name).chmod(0o755)
-    given = {"STENO_ADMIN_KEY": "a", "STENO_WORKER_KEY": "w", "ROLLOUTS": "0", "TRAINER": "0", "NO_REDIS": "", **more}
+    given = {
+        "STENO_ADMIN_KEY": "a",
+        "STENO_WORKER_KEY": "w",
+        "ROLLOUTS": "0",
+        "TRAINER": "0",
+        "NO_REDIS": "",
+        "NO_PROXY_STARTS": "",
+        "FOREIGN": "",
+        **more,
+    }
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "LOG": str(folder / "log"), "DATA": data, **given}
     return subprocess.run(
         [EXAMPLE / "trainer-node.sh"], timeout=timeout_s, check=False, cwd=cwd, env=environment
@@ -165,6 +175,26 @@ def test_nothing_is_recorded_where_its_redis_does_not_start(tmp_path: Path) -> N
     """Another one may run on this machine."""
     assert start(tmp_path, data=str(tmp_path / "data"), NO_REDIS="1") == 1
     assert not (tmp_path / "log.up").exists()
+
+
+def test_it_ends_where_its_proxy_does_not_start(tmp_path: Path) -> None:
+    """Its port is taken, or a key is refused: it said so once, and the script waited for ever."""
+    assert start(tmp_path, data=str(tmp_path / "data"), NO_PROXY_STARTS="1") == 1
+    started = [words.split()[0] for words in (tmp_path / "log.words").read_text().splitlines()]
+    assert "proxy" in started and not {"rollout", "-m"} & set(started)
+
+
+def test_it_takes_no_proxy_that_was_there_before_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One of the tutorial's, say, which keeps everything in memory."""
+    assert start(tmp_path, data=str(tmp_path / "data"), FOREIGN="1") == 1
+    assert "port 8000 answers already" in capfd.readouterr().err
+    assert "proxy --host" not in (tmp_path / "log.words").read_text()
+
+
+def test_it_asks_its_own_proxy_past_the_companys(tmp_path: Path) -> None:
+    assert start(tmp_path, data=str(tmp_path / "data"), http_proxy="http://127.0.0.1:9") == 0
+    asked = [words for words in (tmp_path / "log.words").read_text().splitlines() if "127.0.0.1:8000" in words]
+    assert asked and all(words.startswith("--noproxy * ") for words in asked)
 
 
 def test_its_data_may_be_a_relative_path_and_a_long_one(tmp_path: Path) -> None:
