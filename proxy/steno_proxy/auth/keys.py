@@ -208,7 +208,12 @@ class Keyring:
         metrics.REFUSED_KEYS.labels(plane).inc()
         if not key:
             raise Unauthorized("no key was given: send it as `Authorization: Bearer …` or `x-api-key`")
-        raise Forbidden("this key has no access to this route")
+        hint = (
+            ": it takes the trial's own key, which POST /sessions/TRIAL answers and `steno env` prints"
+            if plane == "agents"
+            else ""
+        )
+        raise Forbidden(f"this key has no access to this route{hint}")
 
 
 async def _first(trial_id: str) -> int:

@@ -83,6 +83,25 @@ def test_what_a_key_did_not_open_is_counted_by_plane() -> None:
     assert {plane: counted(plane) - before[plane] for plane in before} == {"agents": 3.0, "control": 2.0}
 
 
+def test_who_shows_a_wrong_key_at_an_agents_route_is_told_which_opens_it_whatever_was_shown() -> None:
+    keys, said = Keyring("admin"), set()
+    for key in (
+        b"admin",
+        b"x",
+        (keys.agent_key("other") or "").encode(),
+        (keys.agent_key("a", 2) or "").encode() + b"x",
+    ):
+        with pytest.raises(Forbidden) as refused:
+            keys.check_agent(key, "a")
+        said.add(refused.value.message)
+    assert said == {
+        "this key has no access to this route: it takes the trial's own key, which POST /sessions/TRIAL answers and "
+        "`steno env` prints"
+    }
+    with pytest.raises(Forbidden, match=r"this key has no access to this route$"):
+        keys.check_admin(b"x")
+
+
 def test_a_trial_secret_outlives_the_admin_key() -> None:
     assert Keyring("one", None, "s").agent_key("a") == Keyring("two", None, "s").agent_key("a")
     assert Keyring("one").agent_key("a") != Keyring("two").agent_key("a")
