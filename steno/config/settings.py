@@ -45,6 +45,7 @@ PREFIXES = {
     "STENO_VERL_": "agent loops in verl",
     "STENO_TASK_": "the commands that steno rollout runs",
     "STENO_TEST_": ".ci/run",
+    "STENO_AGENT_": "agents, as steno env points them",
     "STENO_AGENTS_": "the tests with agents",
     "STENO_VLLM_": "the tests on vLLM",
 }

@@ -16,6 +16,7 @@ from steno.contracts.errors import ConfigError
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import shell, urls
 from steno_cli.main import app
+from steno_proxy.config import ProxySettings
 from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
 
 runner = CliRunner()
@@ -75,6 +76,13 @@ def test_files_are_of_the_kind_that_their_names_say(name: str) -> None:
         assert isinstance(found, dict) and content.endswith("\n")
     if name == "codex":
         assert found["model"] == ODD.model and found["model_providers"]["steno"]["base_url"] == f"{URL}/t.1/v1"
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_steno_proxy_starts_in_a_shell_that_has_an_agents_variables(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in AGENTS[name].setup(ODD).variables.items():
+        monkeypatch.setenv(variable, value)
+    assert ProxySettings.load({}, None).admin_key is None
 
 
 def test_opencode_is_told_the_context_where_it_is_known() -> None:
