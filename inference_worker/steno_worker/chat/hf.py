@@ -45,7 +45,9 @@ class HfChatFormat:
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ConfigError(f"tokenizer: {type(tokenizer).__name__} is not a fast tokenizer (no tokenizer.json)")
         if not tokenizer.chat_template:
-            raise ConfigError("tokenizer: the model has no chat template")
+            raise ConfigError(
+                "tokenizer: the model has no chat template: take an instruct model, or add chat_template.jinja to its folder"
+            )
         self.name = name or tokenizer.name_or_path
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer

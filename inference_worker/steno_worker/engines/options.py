@@ -18,7 +18,10 @@ def model_directory(model: Any, *, weights: bool) -> Path:
     """
     directory = Path(str(model)).expanduser() if model else TINY
     if not directory.is_dir():
-        raise ConfigError(f"model: {directory} is not a directory")
+        raise ConfigError(
+            f"model: {directory} is not a directory, and this engine downloads none: give a model's folder (`hf download NAME "
+            "--local-dir DIR` makes one), or --engine vllm, which takes names too"
+        )
     for name in ("config.json", "tokenizer.json")[0 if weights else 1 :]:
         if not (directory / name).is_file():
             raise ConfigError(f"model: {directory} has no {name}: not a model in Hugging Face layout")

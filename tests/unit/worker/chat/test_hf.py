@@ -145,7 +145,7 @@ def test_a_prompt_is_neither_cut_nor_padded_whatever_the_tokenizers_file_says() 
 def test_what_cannot_be_a_format_is_refused_at_load() -> None:
     bare = model(CHATML)
     bare.chat_template = None
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(ConfigError, match="no chat template: take an instruct model, or add chat_template"):
         HfChatFormat(bare)
     with pytest.raises(ConfigError, match="fast tokenizer"):
         HfChatFormat(object())

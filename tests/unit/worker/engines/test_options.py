@@ -72,5 +72,5 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path, missing: str) ->
         (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match=missing):
         model_directory(tmp_path, weights=True)
-    with pytest.raises(ConfigError, match="not a directory"):
+    with pytest.raises(ConfigError, match=r"none is not a directory, and .*: give a model's folder .*--engine vllm"):
         model_directory(tmp_path / "none", weights=False)
