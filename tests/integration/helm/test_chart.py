@@ -447,6 +447,6 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     assert ("Name your harnesses in networkPolicy.control" in notes) == (case.stem not in ("memory", "training"))
     assert ("job/run-steno-rollout" in notes) == (case.stem == "rollouts")
     assert ("This release has no worker" in notes) == (case.stem not in ("whole", "training"))
-    assert ("job/run-steno-trainer" in notes) == (case.stem == "training")
+    assert ("job/run-steno-trainer" in notes) == (case.stem in ("training", "offline"))
     assert ("https://steno.example/rl/steno\n" in notes) == (case.stem == "external")
     assert ("Replicas share no archive" in notes) == (case.stem in ("scaled-by-cpu", "whole"))

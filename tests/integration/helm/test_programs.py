@@ -96,6 +96,33 @@ def test_a_trainer_takes_its_environment(tmp_path: Path, monkeypatch: pytest.Mon
     assert made["reduce_bucket_size"] == 10**8 and made["stage"] == 3
 
 
+@pytest.mark.parametrize(
+    ("values", "sent"),
+    [
+        ((), (True, "filesystem", None)),
+        (
+            ("trainer.settings.offline=false", "trainer.settings.records=/models/samples.jsonl"),
+            (True, "filesystem", None),
+        ),
+        (("trainer.settings.offline=false",), (False, "stream", "bfloat16")),
+        (
+            ("trainer.settings.offline=false", "trainer.settings.transport=filesystem"),
+            (False, "filesystem", "bfloat16"),
+        ),
+    ],
+    ids=["offline", "records", "online", "filesystem"],
+)
+def test_a_trainer_sends_weights_as_the_chart_says_unless_it_sends_none(
+    values: tuple[str, ...], sent: tuple[bool, str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting of what is sent is refused where nothing is."""
+    manifests = render("offline", *(word for value in values for word in ("--set", value)))
+    in_a_container(pods(manifests)["run-steno-trainer"], tmp_path, monkeypatch)
+    settings = RunSettings.load({}, None)
+    settings.check()
+    assert (settings.is_offline, settings.transport, settings.send_dtype) == sent
+
+
 @contextlib.contextmanager
 def running(command: list[str], env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
