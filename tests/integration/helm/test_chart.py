@@ -445,6 +445,7 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     assert "admin-key" in notes and "Give no sandbox the admin key" in notes
     assert ("sandboxes can reach the control plane's port" in notes) == (case.stem == "memory")
     assert ("Name your harnesses in networkPolicy.control" in notes) == (case.stem not in ("memory", "training"))
+    assert ("helm rollback puts back" in notes) == (case.stem != "external")
     assert ("job/run-steno-rollout" in notes) == (case.stem == "rollouts")
     assert ("This release has no worker" in notes) == (case.stem not in ("whole", "training"))
     assert ("job/run-steno-trainer" in notes) == (case.stem in ("training", "offline"))

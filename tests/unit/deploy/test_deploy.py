@@ -71,3 +71,13 @@ def test_redis_keeps_what_it_is_given() -> None:
     args = bundled["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args == COMPOSE["services"]["redis"]["command"]
     assert " ".join(args).startswith("redis-server --appendonly yes --appendfsync always --maxmemory-policy noeviction")
+
+
+def test_the_page_builds_each_image_that_the_plain_manifests_of_the_demo_ask_for() -> None:
+    """They are published nowhere: as copied, the pods would wait for them for ever."""
+    page = (DEPLOY.parent / "docs/deployment.md").read_text()
+    for folder in ("base", "overlays/cpu-demo"):
+        for image in yaml.safe_load((DEPLOY / f"kustomize/{folder}/kustomization.yaml").read_text())["images"]:
+            target = image["name"].removeprefix("steno-").replace("steno", "proxy")
+            line = f"docker build --target {target} -t {image['name']}:{image['newTag']} .\n"
+            assert -1 < page.find(line) < page.find("kubectl apply -k deploy/kustomize/overlays/cpu-demo"), line
