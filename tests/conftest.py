@@ -6,6 +6,8 @@ import functools
 import gc
 import os
 import ssl
+import sys
+import time
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path, PurePosixPath
@@ -88,6 +90,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for folder, seconds in _seconds.most_common():
         terminalreporter.write_line(f"{seconds:8.1f} {folder}")
     terminalreporter.write_line(f"{_seconds.total():8.1f} in all")
+
+
+@pytest.fixture(autouse=True)
+def transformers_is_as_it_was() -> Iterator[None]:
+    """While transformers loads a model it puts an empty function in the place of one of its methods, for the whole process. Two loads
+    at a time may leave it there: models that later tests load would lack their heads, and it is these that would fail."""
+    yield
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    until = time.monotonic() + 60
+    while base is not None and base.tie_weights.__name__ == "empty_func":  # a load may still be under way
+        assert time.monotonic() < until, "two models were loaded at a time in this process"
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session", autouse=True)

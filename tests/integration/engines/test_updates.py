@@ -252,7 +252,7 @@ def mixture(folder: Path) -> Path:
 async def test_experts_come_one_by_one_as_a_checkpoint_has_them(tmp_path: Path) -> None:
     """transformers has them fused. A trainer sends checkpoints' names, and the way back to the base has them too."""
     folder = mixture(tmp_path / "model")
-    model = perturbed(folder, 1)
+    base, model = perturbed(folder, 0, scale=0.0), perturbed(folder, 1)
     model.save_pretrained(tmp_path / "sent")
     tensors = load_file(tmp_path / "sent" / "model.safetensors")
     assert "model.layers.1.mlp.experts.0.gate_proj.weight" in tensors
@@ -267,7 +267,7 @@ async def test_experts_come_one_by_one_as_a_checkpoint_has_them(tmp_path: Path) 
     assert "'model.layers.1.mlp.experts.0.gate_proj.weight' is missing" in last.message
     last = await worker.update(wrong)
     assert last.state == "failed" and "probe: log-probabilities differ" in last.message
-    for stream, (version, wanted) in enumerate((("base/0", perturbed(folder, 0, scale=0.0)), ("run/1", model)), 1):
+    for stream, (version, wanted) in enumerate((("base/0", base), ("run/1", model)), 1):
         if version == "run/1":
             assert (await worker.update(good)).state == "served"
         else:

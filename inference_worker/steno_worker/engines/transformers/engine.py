@@ -8,6 +8,7 @@ A failure in the thread fails every request, and the engine stays unhealthy.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -39,6 +40,9 @@ OPTIONS = {
     "prefill_tokens": (512, "prompt tokens computed between two steps of the running streams"),
 }
 """Engine arguments: name -> (default, meaning)."""
+_LOADING = threading.Lock()
+"""transformers changes its classes while it loads a model, and puts them back: two at a time, as where a load was left behind,
+would leave them changed, and no model's head would be tied from then on."""
 
 
 class TransformersSettings(Protocol):
@@ -190,7 +194,10 @@ class TransformersEngine:
         if self._built_from is None:
             return tensors
         try:
-            model = self._built_from.from_pretrained(None, config=self._config, state_dict=tensors, dtype=torch.float32)
+            with _LOADING:
+                model = self._built_from.from_pretrained(
+                    None, config=self._config, state_dict=tensors, dtype=torch.float32
+                )
         except Exception as error:  # transformers' own are of many kinds; what runs is as it was
             raise WeightsRefused(f"the weights can't be converted: {error}", field="manifest.tensors") from error
         return dict(model.state_dict())
@@ -381,9 +388,10 @@ def _context_tokens(config: Any, asked: int | None) -> int:
 
 
 def _load_model(model_dir: Path, config: Any) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model_dir, config=config, dtype=torch.float32, attn_implementation="sdpa"
-    )
+    with _LOADING:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            model_dir, config=config, dtype=torch.float32, attn_implementation="sdpa"
+        )
     model.train(False)
     return model
 
