@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,7 @@ async def test_a_version_that_a_worker_announces_first_at_this_replica_is_not_ta
         await until(lambda: b.eligible() == ["here"])
         store = a.app.state.services.store.policies
         asked = spec(2)
-        await store.post(asked, now=a.policies._clock())  # at a third replica, a moment ago
+        await store.post(asked, now=time.time())  # at a third replica, a moment ago
         here.specs[asked.update_id] = asked
         await here.load(asked.update_id)
         for _ in range(50):
@@ -79,7 +80,8 @@ async def test_a_proxy_that_starts_again_knows_what_is_in_force(redis: RedisServ
         await before.worker("one")
         update = await before.ended((await before.steno.post_update(spec(1))).update_id)
         await until(lambda: before.policies._served.get("default") == update.update_id)
-        await until(lambda: before.policies._ended.get(update.update_id) == "done")
+        run = before.policies._updates_of("default").runs[update.update_id]
+        await until(lambda: run.stored == "done")
     async with running(RedisStore(redis.url, **PATIENT)) as after:
         await until(lambda: after.policies._updates_of("default").in_force is not None)
         assert (await after.steno.update(update.update_id)).state == "done"
@@ -102,7 +104,8 @@ async def test_the_store_is_away_for_a_while(redis: RedisServer) -> None:
         assert (await fleet.ended(update.update_id)).state == "done"
         assert fleet.eligible() == ["one"]
         redis.start()
-        await until(lambda: fleet.policies._ended.get(update.update_id) == "done")
+        run = fleet.policies._updates_of("default").runs[update.update_id]
+        await until(lambda: run.stored == "done")
         assert (await fleet.app.state.services.store.policies.heads())[0].served == update.update_id
 
 
