@@ -94,8 +94,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def transformers_is_as_it_was() -> Iterator[None]:
-    """While transformers loads a model it puts an empty function in the place of one of its methods, for the whole process. Two loads
-    at a time may leave it there: models that later tests load would lack their heads, and it is these that would fail."""
+    """While transformers loads a model, one of its methods is an empty function, for the whole process. Two loads at a time
+    may leave it there: models that later tests load would lack their heads, and it is these that would fail."""
     yield
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     until = time.monotonic() + 60
