@@ -64,7 +64,9 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     failed, avoid = order.avoid, order.avoid | {choice.stream.channel if lost else choice.stream.process}
     shed = transcript.is_empty() and isinstance(error, TooManyRequests)
     # A turn that ran had its place already; one that a full engine sent away has none yet.
-    order = dataclasses.replace(order, attempt=attempt, avoid=avoid, full_too=order.full_too or not shed, refused_bytes=0)
+    order = dataclasses.replace(
+        order, attempt=attempt, avoid=avoid, full_too=order.full_too or not shed, refused_bytes=0
+    )
     if transcript.is_empty():
         how = "moved"
         transcript.started = None
