@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from urllib.parse import urlsplit
 
-from steno.config.settings import is_loopback
-
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -26,6 +24,8 @@ def reach_loopback_directly(environment: MutableMapping[str, str]) -> None:
 def direct(url: str, environment: Mapping[str, str]) -> dict[str, str]:
     """What a shell must have so that the programs that are started there reach this URL directly, if it is of this machine and
     an HTTP proxy is set: `no_proxy`, in both spellings."""
+    from steno.config.settings import is_loopback  # it brings pydantic, which `steno --help` does without
+
     if not _has_proxy(environment) or not is_loopback(urlsplit(url).hostname or ""):
         return {}
     changed = dict(environment)
