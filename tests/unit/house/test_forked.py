@@ -80,8 +80,11 @@ def test_what_imports_could_read_is_given_to_a_program_that_is_started(tmp_path:
 
 
 RANK = """
-import os, sys, threading
+import os, sys, threading, time
 print(os.environ["RANK"], os.environ["STENO_SAID"], os.getsid(0) == os.getpid(), threading.active_count(), flush=True)
+open("said-" + os.environ["RANK"], "w").close()
+while not (os.path.exists("said-0") and os.path.exists("said-1")):  # torchrun ends the others of one that fails
+    time.sleep(0.01)
 number = sys.argv[1 + int(os.environ["RANK"])]
 sys.exit(int(number) if number != "TERM" else os.kill(os.getpid(), 15))
 """
