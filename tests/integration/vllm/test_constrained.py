@@ -9,6 +9,7 @@ import pytest
 
 from steno.contracts.chat import Job, ResponseFormat, Sampling
 from steno.contracts.errors import BadRequest
+from steno.contracts.records import ids_to_bytes
 from steno_worker.engines.vllm.args import from_fields
 from steno_worker.engines.vllm.engine import VllmTokens
 from tests.integration.vllm.drawing import NOT_THINKING, TOOLS, ask, draw
@@ -121,6 +122,6 @@ async def test_what_vllm_refuses_is_refused_before_the_answer_begins(tokens):
     for law in ({"logit_bias": {10**7: 1.0}}, {"allowed_token_ids": [10**7]}, {"temperature": 0.005}):
         with pytest.raises(BadRequest, match=next(iter(law))):
             await tokens.check(prompt, Sampling(max_tokens=4, **law), Job())
-    with pytest.raises(BadRequest):
-        await tokens.check([10**7], Sampling(max_tokens=4), Job())
+    with pytest.raises(BadRequest):  # of ids that a client gave: those of a conversation are made here
+        await tokens.check([10**7], Sampling(max_tokens=4), Job(prompt_ids=ids_to_bytes([10**7])))
     await tokens.check(prompt, Sampling(max_tokens=4), Job())
