@@ -35,6 +35,8 @@ from steno_rollouts.trials.ray.player import RayPlayer
 
 PROXY_S = 2.5
 """For an answer of the proxy, before it is said that there is none."""
+DOCUMENT_S = 60.0
+"""For its OpenAPI document, which it first has to make: a second of a processor that others may use too."""
 PATIENCE_S = 30.0
 """For a proxy that is being started."""
 COMMAND_S = 60.0
@@ -208,11 +210,18 @@ async def check_command(prepared: Prepared) -> None:
 
 
 async def public_url(proxy: str) -> str:
-    """Where agents reach the proxy, as it says; else where these rollouts do."""
-    async with httpx.AsyncClient(timeout=PROXY_S) as http:
+    """Where agents reach the proxy, as it says; where it names no address, that of these rollouts.
+
+    Raises: Unreachable: it does not say. Another address must not be looked at in place of the one that trials get."""
+    document = f"{proxy.rstrip('/')}/openapi.json"
+    async with httpx.AsyncClient(timeout=DOCUMENT_S) as http:
         try:
-            said = (await http.get(f"{proxy.rstrip('/')}/openapi.json")).json()
-        except (httpx.TransportError, ValueError):
+            said = (await http.get(document)).json()
+        except httpx.TransportError as error:
+            raise Unreachable(
+                f"no answer from the proxy: GET {document}: {str(error) or type(error).__name__}"
+            ) from None
+        except ValueError:
             return proxy.rstrip("/")
     parts = urlsplit(proxy)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname

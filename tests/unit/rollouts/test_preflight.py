@@ -104,6 +104,19 @@ async def test_where_agents_reach_the_proxy_is_what_it_says_of_it(
     assert await preflight.public_url(proxy) == url
 
 
+async def test_a_proxy_that_does_not_say_where_agents_reach_it_is_not_looked_at_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own address may be reached where trials' is not: then the first trial would find out, or nobody."""
+
+    def silent(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("", request=request)
+
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(silent)))
+    with pytest.raises(Unreachable, match=r"GET http://proxy:8081/openapi\.json: ReadTimeout"):
+        await preflight.public_url("http://proxy:8081")
+
+
 BENT: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_p": 0.95},
     {"top_p": 0.5},
