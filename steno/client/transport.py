@@ -230,7 +230,7 @@ def as_error(error: httpx.TransportError | StenoError, base_url: httpx.URL) -> S
         wrapped = Unreachable(f"the request to the proxy at {place} is not valid HTTP")
         wrapped.__suppress_context__ = True
         return wrapped
-    wrapped = Unreachable(f"no answer from the proxy at {place}: {error or type(error).__name__}")
+    wrapped = Unreachable(f"no answer from the proxy at {place}: {str(error) or type(error).__name__}")
     wrapped.__cause__ = error
     return wrapped
 

@@ -385,6 +385,14 @@ def test_a_name_that_is_gone_when_its_retirement_is_repeated_was_retired(
     assert left == []
 
 
+def test_an_error_without_words_of_its_own_is_named_by_its_kind() -> None:
+    def silent(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("", request=request)
+
+    with pytest.raises(Unreachable, match=r"no answer from the proxy at http://proxy: ReadTimeout$"):
+        Steno("http://proxy", retries=0, transport=httpx.MockTransport(silent)).workers()
+
+
 def events(*pairs: tuple[str, dict[str, Any]]) -> httpx.Response:
     text = ": keepalive\n\n" + "".join(f"id: {cursor}\ndata: {json.dumps(event)}\n\n" for cursor, event in pairs)
     return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
