@@ -51,6 +51,8 @@ class Cluster:
     evicted: set[str] = field(default_factory=set)
     restless: bool = False
     """Whether watches break off at each event, and every other time what was before is forgotten."""
+    word_s: float = 0.0
+    """After which a node says what became of a pod that it evicted: connections into it have ended by then."""
     breaks: int = 0
     gone: set[str] = field(default_factory=set)
     """How watches were told that what they begin from is forgotten: as the answer's status, as an event."""
@@ -270,6 +272,7 @@ class Cluster:
         name = pod["metadata"]["name"]
         self.evicted.add(name)
         await ran("podman", "rm", "--force", "--time=0", name)
+        await asyncio.sleep(self.word_s)
         words = {"reason": "Evicted", "message": "The node was low on resource: memory."}
         self._status(pod, "Failed", {"terminated": {"exitCode": 137, "reason": "Error"}}, **words)
 

@@ -21,6 +21,8 @@ class Node(Protocol):
 
     async def evict(self, pod: dict[str, Any]) -> None: ...
 
+    def later(self, what: Any) -> None: ...
+
 
 async def execute(node: Node, pod: dict[str, Any], request: web.Request) -> web.StreamResponse:
     """What runs in a pod runs on when its connection breaks."""
@@ -84,7 +86,7 @@ async def pass_on(
         if node.evicted & {each["metadata"]["name"] for each in others}:
             await ran("podman", "exec", pod["metadata"]["name"], "touch", "/stays")
         else:
-            await node.evict(pod)
+            node.later(node.evict(pod))
 
 
 async def ran(*command: str) -> int:

@@ -21,15 +21,25 @@ from harbor.environments.capabilities import EnvironmentCapabilities, Environmen
 
 from . import shell, streams
 from .api import AlreadyThere, Api, Changed, NotThere
-from .errors import ImageNotPulled, PodError, PodGone, PodNotStarted, QuotaExceeded, StreamBroken
+from .errors import (
+    ApiRefused,
+    ApiUnavailable,
+    ImageNotPulled,
+    PodError,
+    PodGone,
+    PodNotStarted,
+    QuotaExceeded,
+    StreamBroken,
+)
 from .manifest import ATTEMPT, Manifest, PodSandbox, pod, secret
 from .states import PodState, state_of
 
 LOOK_S = 0.2
 ASK_S = 15.0
 """After which the cluster is asked, where what watches the pods has said nothing."""
-CAUSE_S = 5.0
-"""For word of why a connection broke."""
+CAUSE_S = (20.0, 4.0)
+"""For word of why a connection broke: so long in all, and before the cluster is asked each time. A node says what became of a pod
+some seconds after its container ended; and what watches the pods may be cut off as well."""
 END_S = 10.0
 """For the processes of a command that is given up."""
 TRIES = 3
@@ -248,14 +258,17 @@ class KubernetesEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignor
         until = time.monotonic() + ASK_S
         while (state := self._written()) is None:
             await asyncio.sleep(LOOK_S)
-            if time.monotonic() < until:
-                continue
-            assert self._api is not None
-            try:
-                return state_of(await self._api.pod(self.pod_name))
-            except NotThere:
-                return PodState(self._uid, error="PodGone", words=f"pod {self.pod_name} is not there")
+            if time.monotonic() >= until:
+                return await self._asked()
         return state
+
+    async def _asked(self) -> PodState:
+        """As the cluster says. Raises: ApiRefused, ApiUnavailable."""
+        assert self._api is not None
+        try:
+            return state_of(await self._api.pod(self.pod_name))
+        except NotThere:
+            return PodState(self._uid, error="PodGone", words=f"pod {self.pod_name} is not there")
 
     def _written(self) -> PodState | None:
         try:
@@ -270,6 +283,15 @@ class KubernetesEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignor
             if state is not None and (error := state.raised()) is not None:
                 return error
             await asyncio.sleep(LOOK_S)
+
+    async def _cause(self, over: asyncio.Future[PodError]) -> PodError | None:
+        """Why a connection into the pod broke. None: the pod is not over, as far as anybody says."""
+        with contextlib.suppress(TimeoutError, ApiRefused, ApiUnavailable):
+            async with asyncio.timeout(CAUSE_S[0]):
+                while not (await asyncio.wait({over}, timeout=CAUSE_S[1]))[0]:
+                    if (error := (await self._asked()).raised()) is not None:
+                        return error
+        return over.result() if over.done() else None
 
     # -- the ways into it
 
@@ -286,8 +308,7 @@ class KubernetesEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignor
             try:
                 return running.result()
             except (StreamBroken, NotThere) as broken:
-                await asyncio.wait({over}, timeout=CAUSE_S)
-                raise (over.result() if over.done() else broken) from None
+                raise await self._cause(over) or broken from None
         finally:
             for task in (running, over):
                 task.cancel()
