@@ -34,7 +34,7 @@ def twice(folder: Path) -> tuple[int, list[str]]:
     found = subprocess.run(
         [*command, "-c", str(folder / "pytest.ini"), str(folder)],
         cwd=ROOT,
-        env=os.environ | {"STENO_TEST_SECOND_TRIES": str(noted)},
+        env=os.environ | {"STENO_TEST_SECOND_TRIES": str(noted), "XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,
         check=False,
     )
@@ -43,6 +43,8 @@ def twice(folder: Path) -> tuple[int, list[str]]:
 
 def test_a_test_that_passes_only_when_it_is_tried_again_is_counted(tmp_path: Path) -> None:
     assert twice(tmp_path) == (0, ["test_once.py::test_of_which_one_try_fails"])
+    [kept] = (tmp_path / "cache/steno/first-tries").iterdir()
+    assert "AssertionError: the first try" in kept.read_text(), "so that somebody can mend it"
 
 
 def test_what_passes_at_once_is_not_counted(tmp_path: Path) -> None:
