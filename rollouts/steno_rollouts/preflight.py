@@ -147,17 +147,24 @@ ASKED_HERE = (
 )
 
 
-async def check_reach(url: str, wanted: str = NODES) -> None:
-    """Args: wanted: what the operator is told. Raises: Unreachable: the proxy does not answer at `url`, as seen from this
-    machine."""
+async def check_reach(url: str, wanted: str = NODES, *, patience_s: float = PATIENCE_S) -> None:
+    """One answer that is late says little of a busy machine: it is asked again for a while.
+
+    Args: wanted: what the operator is told. Raises: Unreachable: the proxy does not answer at `url`, as seen from this machine.
+    """
+    until = time.monotonic() + patience_s
     async with httpx.AsyncClient(timeout=PROXY_S) as http:
-        try:
-            answer = await http.get(f"{url}/healthz")
-            said = None if answer.is_success else f"status {answer.status_code}"
-        except httpx.TransportError as error:
-            said = str(error) or type(error).__name__
-    if said is not None:
-        raise Unreachable(f"the proxy can't be reached: GET {url}/healthz failed: {said}. {wanted}")
+        while True:
+            try:
+                answer = await http.get(f"{url}/healthz")
+                if answer.is_success:
+                    return
+                said = f"status {answer.status_code}"
+            except httpx.TransportError as error:
+                said = str(error) or type(error).__name__
+                if isinstance(error, httpx.TimeoutException) and time.monotonic() < until:
+                    continue
+            raise Unreachable(f"the proxy can't be reached: GET {url}/healthz failed: {said}. {wanted}")
 
 
 async def check_command(prepared: Prepared) -> None:

@@ -84,6 +84,27 @@ async def test_where_the_model_is_asked_from_here_its_address_is(
     assert caught.value.message.endswith("set the proxy's --public-url to an address that it reaches")
 
 
+@pytest.mark.parametrize("late", [httpx.ReadTimeout, httpx.ConnectTimeout])
+async def test_a_first_answer_that_is_late_is_not_the_end(
+    late: type[httpx.TimeoutException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if len(asked) < 3:
+            raise late("", request=request)
+        return httpx.Response(200)
+
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(answer)))
+    await preflight.check_reach("http://proxy:8080")
+    assert asked == ["/healthz"] * 3
+    asked.clear()
+    with pytest.raises(Unreachable, match=rf"GET http://proxy:8080/healthz failed: {late.__name__}\. "):
+        await preflight.check_reach("http://proxy:8080", patience_s=0.0)
+    assert asked == ["/healthz"]
+
+
 HERE = {"url": "/"}
 
 
