@@ -9,11 +9,14 @@ import json
 import sys
 from typing import Any
 
+from tests.support.programs.ray_start import patient_start
+
 
 def main() -> None:
     from ray.cluster_utils import Cluster
 
     answers, sys.stdout = sys.stdout, sys.stderr  # Ray prints
+    patient_start()
     cluster, nodes = Cluster(), {}
     try:
         for line in sys.stdin:

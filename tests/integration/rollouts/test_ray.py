@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ray
 Sessions = Callable[[str], list[Session]]
 PYTHON = os.environ.get("STENO_TEST_RAY_PYTHON", "")
 """That of launchers and nodes. Read before the tests' environment is cleared."""
-NODES = Path(__file__).with_name("ray_nodes.py")
+NODES = "tests.integration.rollouts.ray_nodes"
 SOON = {"RAY_worker_niceness": "0", "RAY_health_check_period_ms": "500"}
 """As told to nodes; a raylet that refuses connections is lost after five looks."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -82,7 +82,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     log = tmp_path_factory.mktemp("ray") / "nodes.log"
     with log.open("wb") as said:
         process = subprocess.Popen(
-            [PYTHON, str(NODES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
+            [PYTHON, "-m", NODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
             env={**os.environ, **SOON, **QUIET},
         )  # fmt: skip
     try:

@@ -26,6 +26,7 @@ from steno.models import TINY
 from steno_adapters.verl.manager import StenoAgentLoopManager
 from tests.integration.verl.model_server import ModelServer
 from tests.support.programs import mini_agent
+from tests.support.programs.ray_start import patient_start
 
 HERE = Path(__file__).parent
 PROMPT, RESPONSE = 16_000, 4_000
@@ -213,8 +214,8 @@ def start_cluster() -> None:
     os.environ |= {
         "TRANSFER_QUEUE_ENABLE": "1",
         "RAY_worker_niceness": "0",  # else what else runs here comes first
-        "RAY_raylet_start_wait_time_s": "240",
     }
+    patient_start()
     # "local": another cluster on this machine is somebody else's
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
