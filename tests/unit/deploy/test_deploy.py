@@ -69,8 +69,23 @@ def test_redis_keeps_what_it_is_given() -> None:
     made = list(yaml.safe_load_all((DEPLOY / "kustomize/base/redis.yaml").read_text()))
     [bundled] = [manifest for manifest in made if manifest["kind"] == "StatefulSet"]
     args = bundled["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert args == COMPOSE["services"]["redis"]["command"]
-    assert " ".join(args).startswith("redis-server --appendonly yes --appendfsync always --maxmemory-policy noeviction")
+    # A pod is ended at its limit, and again while it reads its file: Redis must refuse before that. Compose sets no limit.
+    at = args.index("--maxmemory")
+    assert args[at + 1] == "2gb"
+    assert bundled["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "4Gi"
+    assert [*args[:at], *args[at + 2 :]] == COMPOSE["services"]["redis"]["command"]
+    assert " ".join(args[:at]) == "redis-server --appendonly yes --appendfsync always"
+    assert args[at + 2 :][:2] == ["--maxmemory-policy", "noeviction"]
+
+
+def test_composes_keys_are_made_once_in_a_file_that_each_command_reads() -> None:
+    """As copied: `up` has the shell, and another one must be able to stop it."""
+    page = (DEPLOY.parent / "docs/deployment.md").read_text()
+    [line] = re.findall(r"^\(umask 077; .*deploy/compose/\.env\)$", page, re.MULTILINE)
+    assert f"#   {line}\n" in (DEPLOY / "compose/compose.yaml").read_text()
+    for command in re.findall(r"docker compose .*", page.partition("## Docker compose")[2].partition("\n## ")[0]):
+        assert command.startswith("docker compose -f deploy/compose/compose.yaml "), command
+    assert "/deploy/compose/.env" in (DEPLOY.parent / ".gitignore").read_text().splitlines()
 
 
 def test_the_page_builds_each_image_that_the_plain_manifests_of_the_demo_ask_for() -> None:
