@@ -45,12 +45,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- printf "%s-redis" (include "steno.fullname" . | trunc 46 | trimSuffix "-") -}}
 {{- end -}}
 
-{{/* Replicas that there can ever be: workers dial each by its name. */}}
+{{/* Replicas that there can ever be: workers dial each by its name. A release that is paused, with none, is one of one replica. */}}
 {{- define "steno.maxReplicas" -}}
 {{- if .Values.autoscaling.enabled -}}
 {{- .Values.autoscaling.maxReplicas | int -}}
 {{- else -}}
-{{- .Values.proxy.replicas | int -}}
+{{- max 1 (.Values.proxy.replicas | int) -}}
 {{- end -}}
 {{- end -}}
 
@@ -149,12 +149,41 @@ WITHOUT, what to do instead. Nothing is found where helm does not ask the cluste
 {{- end -}}
 {{- end -}}
 
+{{/* Bytes of an amount as Redis (2gb) or Kubernetes (4Gi) writes it. */}}
+{{- define "steno.bytes" -}}
+{{- $units := dict "" 1 "k" 1e3 "kb" 1024 "ki" 1024 "m" 1e6 "mb" 1048576 "mi" 1048576 "g" 1e9 "gb" 1073741824 "gi" 1073741824 "t" 1e12 "ti" 1099511627776 -}}
+{{- $amount := . | toJson | trimAll "\"" -}}
+{{- mulf (regexFind "^[0-9.]+(e[+]?[0-9]+)?" $amount | float64) (get $units (regexFind "[a-z]*$" (lower $amount)) | float64) | int64 -}}
+{{- end -}}
+
+{{/* The bundled Redis: its memory, and its volume, which Kubernetes does not change. */}}
+{{- define "steno.checkRedis" -}}
+{{- $redis := .Values.redis.bundled -}}
+{{- $most := include "steno.bytes" $redis.maxMemory | int64 -}}
+{{- with dig "limits" "memory" "" $redis.resources -}}
+{{- if or (eq $most 0) (ge $most (include "steno.bytes" . | int64)) -}}
+{{- fail (printf "redis.bundled.maxMemory is %s, and its container's resources.limits.memory %s: the node would end Redis where it should refuse what is too much. Set maxMemory below the limit, about half of it" $redis.maxMemory (toJson . | trimAll "\"")) -}}
+{{- end -}}
+{{- end -}}
+{{- $there := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "steno.redisName" .) -}}
+{{- range dig "spec" "volumeClaimTemplates" list $there -}}
+{{- $size := dig "spec" "resources" "requests" "storage" "" . -}}
+{{- $class := dig "spec" "storageClassName" "" . -}}
+{{- if or (ne (include "steno.bytes" $size) (include "steno.bytes" $redis.storage)) (ne $class $redis.storageClass) -}}
+{{- fail (printf "redis.bundled.storage and storageClass are %s and %q, and the StatefulSet %s, which is there already, has %s and %q: Kubernetes does not change them. Set them to these values (docs/deployment.md, Claims that are there already, says how its volume grows)" $redis.storage $redis.storageClass (include "steno.redisName" $) $size $class) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Values that are each right and don't go together. */}}
 {{- define "steno.check" -}}
 {{- if eq .Values.redis.mode "memory" -}}
 {{- if gt (include "steno.maxReplicas" . | int) 1 -}}
 {{- fail "redis.mode is memory, and replicas share nothing then: set redis.mode, or proxy.replicas to 1 and autoscaling.enabled to false" -}}
 {{- end -}}
+{{- end -}}
+{{- if eq .Values.redis.mode "bundled" -}}
+{{- include "steno.checkRedis" . -}}
 {{- end -}}
 {{- if and (eq .Values.redis.mode "external") (not .Values.redis.external.secretName) -}}
 {{- fail "redis.mode is external: redis.external.secretName must name the Secret that holds the URL" -}}

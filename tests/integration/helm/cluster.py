@@ -1,7 +1,7 @@
 """As much of a Kubernetes API as a chart's `lookup` asks for: discovery, and objects by name.
 
 A fake at the protocol's seam: no API server can be had as a package, and what a release finds again at its upgrade can be
-seen in no other way. Owns no semantics: it answers with the Secrets and claims that it was given.
+seen in no other way. Owns no semantics: it answers with the objects that it was given.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ def _plural(kind: str) -> str:
 
 @contextlib.contextmanager
 def holding(objects: list[dict[str, Any]], manifests: list[dict[str, Any]]) -> Iterator[str]:
-    """A cluster with these Secrets and claims that knows the kinds of these manifests; yields its URL."""
+    """A cluster with these objects that knows the kinds of these manifests; yields its URL."""
     answers = _discovery(manifests)
     for found in objects:
         meta = found["metadata"]
-        answers[f"/api/v1/namespaces/{meta['namespace']}/{_plural(found['kind'])}/{meta['name']}"] = found
+        version = found["apiVersion"]
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        answers[f"{root}/namespaces/{meta['namespace']}/{_plural(found['kind'])}/{meta['name']}"] = found
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -413,6 +413,10 @@ def test_values_that_do_not_go_together_are_refused() -> None:
     assert "redis.mode is memory" in refused(redis__mode="memory", proxy__replicas=2)
     assert "redis.mode is memory" in refused(redis__mode="memory", autoscaling__enabled=True)
     assert "redis.external.secretName" in refused(redis__mode="external")
+    for most in ("8gb", "4gb", "4294967296", "0"):
+        assert "resources.limits.memory 4Gi" in refused(redis__bundled__maxMemory=most), most
+    assert "resources.limits.memory 1000000000" in refused(redis__bundled__resources__limits__memory=1_000_000_000)
+    assert render("default", "--set-string", "redis.bundled.maxMemory=4000000000")
     assert "worker.image" in refused(worker__enabled=True)
     assert "above autoscaling.maxReplicas" in refused(autoscaling__enabled=True, autoscaling__minReplicas=9)
     assert "cut off the proxy itself" in refused(networkPolicy__sandboxes__enabled=True)
@@ -449,5 +453,15 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     assert ("job/run-steno-rollout" in notes) == (case.stem == "rollouts")
     assert ("This release has no worker" in notes) == (case.stem not in ("whole", "training"))
     assert ("job/run-steno-trainer" in notes) == (case.stem in ("training", "offline"))
+    assert ("until networkPolicy.monitoring names its pods" in notes) == (case.stem == "training")
+    assert "Set keys.metricsKey before you rotate it" not in notes
     assert ("https://steno.example/rl/steno\n" in notes) == (case.stem == "external")
     assert ("Replicas share no archive" in notes) == (case.stem in ("scaled-by-cpu", "whole"))
+
+
+def test_notes_say_what_a_rotation_of_the_admin_key_would_do_to_prometheus() -> None:
+    ours = ["--set", "keys.existingSecret=ours,serviceMonitor.enabled=true", "--namespace", NAMESPACE]
+    for more, told in (([], True), (["--set", "keys.metricsKey=metrics-key"], False)):
+        done = helm("install", "run", "helm/steno", *ours, *more, "--dry-run=client")
+        assert done.returncode == 0, done.stderr
+        assert ("Set keys.metricsKey before you rotate it" in done.stdout.partition("NOTES:")[2]) == told

@@ -91,6 +91,53 @@ def test_what_is_archived_is_not_left_behind_when_the_release_grows(several: tup
     assert install([], manifests, *several).returncode == 0, "nothing is archived yet"
 
 
+def with_sets(manifests: list[Manifest]) -> list[Manifest]:
+    """What an installation leaves, and its StatefulSets, with one replica where the manifest does not say."""
+    sets = [m for m in manifests if m["kind"] == "StatefulSet"]
+    for found in sets:
+        found["spec"].setdefault("replicas", 1)
+        found["metadata"]["annotations"] = {
+            "meta.helm.sh/release-name": "run", "meta.helm.sh/release-namespace": NAMESPACE
+        }  # fmt: skip
+    return [*kept(manifests), *sets]
+
+
+def test_a_release_that_is_paused_keeps_its_archive_and_its_names() -> None:
+    manifests = render("default", *set_json("worker.enabled=true", 'worker.image="i:1"'))
+    paused = render("default", *set_json("worker.enabled=true", 'worker.image="i:1"', "proxy.replicas=0"))
+    only(manifests, "StatefulSet", "run-steno")["spec"]["replicas"] = 0
+    for one, other in zip(without_secrets(manifests), without_secrets(paused), strict=True):
+        assert one == other
+    assert install(kept(render()), manifests, "proxy.replicas=0", "proxy.settings.retention_s=60").returncode == 0
+
+
+def without_secrets(manifests: list[Manifest]) -> list[Manifest]:
+    """Keys are others in each rendering, and so are digests of them."""
+    return [m for m in manifests if m["kind"] != "Secret"]
+
+
+def test_redis_volume_is_not_asked_to_change() -> None:
+    manifests = render()
+    there = with_sets(manifests)
+    assert install(there, manifests).returncode == 0
+    assert install(there, manifests, 'redis.bundled.storage="20480Mi"').returncode == 0, "the same"
+    for other in ('redis.bundled.storage="40Gi"', 'redis.bundled.storageClass="fast"'):
+        done = install(there, manifests, other)
+        assert done.returncode != 0 and "Kubernetes does not change them" in done.stderr and "20Gi" in done.stderr
+
+
+def test_an_autoscaler_takes_over_as_many_replicas_as_there_are() -> None:
+    """One that had the value would fall to one first, and cut the streams of all others."""
+    shared = 'proxy.archive.accessModes=["ReadWriteMany"]'
+    manifests = render("default", *set_json("proxy.replicas=3", shared))
+    done = install(with_sets(manifests), [*manifests, *render("scaled-by-cpu")], "autoscaling.enabled=true", shared)
+    assert done.returncode == 0, done.stderr
+    upgraded = [m for m in yaml.safe_load_all(done.stdout) if m]
+    assert only(upgraded, "StatefulSet", "run-steno")["spec"]["replicas"] == 3
+    fresh = render("default", *set_json("autoscaling.enabled=true", shared))
+    assert "replicas" not in only(fresh, "StatefulSet", "run-steno")["spec"]
+
+
 def test_a_claim_that_replicas_share_is_gone_on_with() -> None:
     values = ("proxy.replicas=2", 'proxy.archive.accessModes=["ReadWriteMany"]')
     manifests = render("default", *set_json(*values))
