@@ -38,18 +38,24 @@ die() {
   exit 1
 }
 
-# The newest supported Python on PATH; the pins have wheels for 3.11 to 3.13. Tried by running it: a version manager's shim may
-# be on PATH for a Python that is not there.
+# The first supported Python on PATH that can make environments, or else the first one; the pins have wheels for 3.11 to 3.13. Tried by
+# running it: a version manager's shim may be on PATH for a Python that is not there.
 find_python() {
-  local name
+  local name first=""
   for name in "${STENO_TEST_PYTHON:-python3.11}" python3 python3.12 python3.13 python; do
-    if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+    "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || continue
+    first=${first:-$name}
+    if has_venv "$name"; then
       command -v "$name"
       return
     fi
   done
-  die "no Python 3.11, 3.12 or 3.13 found on PATH. Debian and Ubuntu: apt install python3 python3-venv"
+  [ -n "$first" ] || die "no Python 3.11, 3.12 or 3.13 found on PATH. Debian 12 and later, Ubuntu 24.04: apt install python3 python3-venv. Ubuntu 22.04: apt install python3.11 python3.11-venv"
+  command -v "$first"
 }
+
+# venv_package PYTHON: Debian's package with its venv: that of another Python's does not help.
+venv_package() { "$1" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'; }
 
 # need_commands COMMAND=PACKAGE...: Debian's packages of the commands that are missing, and what .venv needs, installed by apt where
 # that may be done; else all that is missing is named in one line.
@@ -60,7 +66,7 @@ need_commands() {
   done
   if ! has_pip "$PWD/.venv"; then
     python=$(find_python)
-    has_venv "$python" || missing+=(python3-venv)
+    has_venv "$python" || missing+=("$(venv_package "$python")")
   fi
   need_packages "${missing[@]}"
 }
@@ -88,7 +94,7 @@ make_venv() {
   local folder=$1 python
   if has_pip "$folder"; then return; fi
   python=$(find_python)
-  has_venv "$python" || need_packages python3-venv
+  has_venv "$python" || need_packages "$(venv_package "$python")"
   say "making ${folder#"$PWD"/} with $("$python" --version)"
   "$python" -m venv --clear "$folder"
 }

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from tests.support.sources import ROOT
 
-NO_VENV = 'case "$2" in *ensurepip*) exit 1 ;; esac'
+NO_VENV = 'case "$2" in *ensurepip*) exit 1 ;; *-venv*) echo python3.12-venv ;; esac'
+OTHERS = dict.fromkeys(("python3.12", "python3.13", "python"), "exit 1")
+"""That the machine may have: none of a supported version."""
 
 
 def run(folder: Path, command: str, **programs: str) -> subprocess.CompletedProcess[str]:
@@ -31,10 +33,17 @@ def run(folder: Path, command: str, **programs: str) -> subprocess.CompletedProc
 
 
 def test_all_that_is_missing_is_named_in_one_line(tmp_path: Path) -> None:
-    refused = run(tmp_path, "need_commands no-such-1=one sh=dash no-such-2=two", id="echo 1000", python3=NO_VENV)
+    asked = "need_commands no-such-1=one sh=dash no-such-2=two"
+    refused = run(tmp_path, asked, id="echo 1000", python3=NO_VENV, **OTHERS)
     assert refused.returncode != 0
     [line] = refused.stderr.splitlines()
-    assert "missing: one two python3-venv. Debian and Ubuntu: sudo apt install one two python3-venv" in line
+    assert "missing: one two python3.12-venv. Debian and Ubuntu: sudo apt install one two python3.12-venv" in line
+
+
+def test_a_python_that_can_make_environments_is_taken_before_one_that_cannot(tmp_path: Path) -> None:
+    others = {**OTHERS, "python": "exit 0"}
+    found = run(tmp_path, "need_commands sh=dash; find_python", id="echo 1000", python3=NO_VENV, **others)
+    assert (found.returncode, found.stderr) == (0, "") and found.stdout == f"{tmp_path}/bin/python\n"
 
 
 def test_nothing_is_asked_for_where_all_is_there(tmp_path: Path) -> None:
