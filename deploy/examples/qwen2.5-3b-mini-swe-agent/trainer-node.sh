@@ -4,6 +4,12 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${STENO_ADMIN_KEY:?a long random string}" "${STENO_WORKER_KEY:?another one}"
+for program in curl redis-server steno; do
+  if ! command -v "$program" >/dev/null; then
+    echo "trainer-node.sh: $program is not installed" >&2
+    exit 1
+  fi
+done
 data=${DATA:-$PWD/steno-data}
 mkdir -p "$data/redis"
 data=$(realpath "$data")

@@ -197,6 +197,22 @@ def test_it_asks_its_own_proxy_past_the_companys(tmp_path: Path) -> None:
     assert asked and all(words.startswith("--noproxy * ") for words in asked)
 
 
+@pytest.mark.parametrize("missing", ["curl", "redis-server", "steno"])
+def test_a_program_that_is_not_installed_is_named(
+    missing: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without curl it waited for its proxy for ever."""
+    for name in ("bash", "dirname"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    for name in {"curl", "redis-server", "steno"} - {missing}:
+        (tmp_path / name).write_text(STUB)
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": str(tmp_path), "STENO_ADMIN_KEY": "a", "STENO_WORKER_KEY": "w", "DATA": str(tmp_path / "d")}
+    assert subprocess.run([EXAMPLE / "trainer-node.sh"], timeout=60, check=False, env=environment).returncode == 1
+    assert capfd.readouterr().err == f"trainer-node.sh: {missing} is not installed\n"
+    assert not (tmp_path / "d").exists()
+
+
 def test_its_data_may_be_a_relative_path_and_a_long_one(tmp_path: Path) -> None:
     """A socket's path has 107 bytes at most, redis-server goes to its folder, and the script to the example's."""
     data = f"here/{'long' * 30}"
