@@ -275,7 +275,7 @@ class PolicyKeeper:
         updates, now = self._updates_of(row.policy), self._steady()
         run = updates.runs.get(row.update_id)
         if run is not None and row.since > run.since:
-            run.unix_ahead_s = self._unix_ahead_s()
+            run.unix_ahead_s = self._unix_ahead_s(row.since)
         if run is None:
             log.info("policy %s: update %s to version %s", row.policy, row.update_id, row.version)
             self._carry_out(updates, updates.adopt(self._run_of(row), now))
@@ -290,11 +290,12 @@ class PolicyKeeper:
         return UpdateRun(
             row.update_id, read_json(UpdateSpec, row.spec), number=row.number, created_at=row.created_at,
             since=row.since, settle_until=max(self._steady(), self._settled_at), state=row.state, ended_at=row.ended_at,
-            unix_ahead_s=self._unix_ahead_s(),
+            unix_ahead_s=self._unix_ahead_s(row.since),
         )  # fmt: skip
 
-    def _unix_ahead_s(self) -> float:
-        return self._clock() - self._steady()
+    def _unix_ahead_s(self, since: float) -> float:
+        """An update whose deadline begins in the future, by this clock, has begun now: another clock said so."""
+        return max(self._clock(), since) - self._steady()
 
     # -- what is to be done
 

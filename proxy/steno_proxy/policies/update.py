@@ -50,7 +50,7 @@ class UpdateRun:
     number: in the order of posting within the policy.
     created_at, since, ended_at: when it was posted, when its deadline began to run, when it ended; in Unix seconds, which
         replicas share. All else is in seconds of the clock that `now` is of, which nobody sets.
-    unix_ahead_s: of `now`, when the update was heard of.
+    unix_ahead_s: of `now`, when the update was heard of; at least so much that `since` is not to come.
     settle_until: workers that come until then are awaited; those of a proxy that has just started are still dialling.
     state: `running`, or how it ended already: then it only brings others along.
     """

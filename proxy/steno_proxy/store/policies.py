@@ -16,13 +16,16 @@ from steno.contracts.policy import UpdateSpec
 
 SUPERSEDED_TTL_S = 3600
 """How long an update that nobody needs any more can be asked about. Versions and their digests are kept for good."""
+LATER_S = 0.001
+"""By how much `since` grows at least when an update runs again."""
 
 
 class UpdateRow(msgspec.Struct, frozen=True):
     """An update on record. Times are Unix seconds.
 
     number: in the order of posting, from 1, within its policy. spec: an `UpdateSpec` as JSON.
-    since: when its deadline began to run: at its posting, and again when it had failed and was posted again.
+    since: when its deadline began to run: at its posting, and again when it had failed and was posted again. It only grows, as
+        replicas know by it that it runs again: where a clock has gone back, or is ahead, it is not the time.
     state: as in `Update`; an update that is not `running` has an `ended_at`.
     """
 
@@ -102,9 +105,10 @@ class MemoryPolicies:
         head = self._heads.get(policy)
         if row is not None:
             if row.state == "failed":
-                row = msgspec.structs.replace(row, state="running", since=now, ended_at=None)
+                since = max(now, row.since + LATER_S)
+                row = msgspec.structs.replace(row, state="running", since=since, ended_at=None)
                 self._rows[update_id] = row
-                self._heads[policy] = msgspec.structs.replace(self._heads[policy], since=now)
+                self._heads[policy] = msgspec.structs.replace(self._heads[policy], since=since)
             return row
         known = self._versions.get((policy, spec.version))
         newest = self._rows[head.posted] if head else None

@@ -128,6 +128,18 @@ class PolicyContract:
         assert (again.state, again.ended_at, again.created_at, again.since) == ("running", None, 1.0, 8.0)
         assert (await store.policies.heads())[0].since == 8.0
 
+    async def test_an_update_that_runs_again_says_so_though_the_clock_went_back(self, store: SessionStore) -> None:
+        began = 1_800_000_000.123456
+        row = await store.policies.post(spec(1), now=began)
+        for _ in range(2):
+            await store.policies.end(row.update_id, "failed", now=began + 1.0)
+            again = await store.policies.post(spec(1), now=began - 60.0)
+            assert (again.state, again.ended_at) == ("running", None)
+            assert row.since + 0.0005 < again.since < row.since + 0.01
+            assert await store.policies.update(row.update_id) == again
+            assert (await store.policies.heads())[0].since == again.since
+            row = again
+
     async def test_how_an_update_ended_stays_but_a_failed_one_may_be_done_after_all(self, store: SessionStore) -> None:
         row = await store.policies.post(spec(1), now=1.0)
         await store.policies.end(row.update_id, "failed", now=2.0)

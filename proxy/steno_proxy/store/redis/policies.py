@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steno.contracts.policy import UpdateSpec
-from steno_proxy.store.policies import SUPERSEDED_TTL_S, PolicyHead, UpdateRow, not_newest, other_digest, unknown
+from steno_proxy.store.policies import (
+    LATER_S,
+    SUPERSEDED_TTL_S,
+    PolicyHead,
+    UpdateRow,
+    not_newest,
+    other_digest,
+    unknown,
+)
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.recordings import pairs
 from steno_proxy.store.redis.schema import (
@@ -37,7 +45,7 @@ class RedisPolicies:
         reply = await self._run(
             "post", [POLICY_HEADS, policy_versions_key(spec.policy), update_key(update_id)],
             [spec.policy, spec.version, spec.manifest.digest, update_id, spec.model_dump_json(), repr(now), UPDATE_PREFIX,
-             SUPERSEDED_TTL_S],
+             SUPERSEDED_TTL_S, LATER_S],
         )  # fmt: skip
         if reply[0] == OTHER_DIGEST:
             raise other_digest(spec)

@@ -21,10 +21,10 @@ DEADLINE_S = 600.0
 class Machine:
     """A proxy's policies with one worker, on a machine whose clock is set by tests. now: seconds that have passed."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: MemoryPolicies | None = None) -> None:
         self.now, self.unix = 0.0, NOON
         self.keeper = PolicyKeeper(
-            MemoryPolicies(), clock=lambda: self.unix + self.now, steady=lambda: self.now, settle_s=3.0
+            store or MemoryPolicies(), clock=lambda: self.unix + self.now, steady=lambda: self.now, settle_s=3.0
         )
         self.worker = Worker("base/0")
         self.keeper.admitted(cast(Any, self.worker))
@@ -92,6 +92,55 @@ async def test_the_deadline_of_one_that_was_posted_again_comes_when_it_would_hav
         assert (await machine.keeper.update(update.update_id)).state == "failed"
     finally:
         machine.keeper.close()
+
+
+@pytest.mark.parametrize("by_s", [-HOUR_S, HOUR_S])
+async def test_one_that_is_posted_again_after_the_clock_was_set_runs_again(by_s: float) -> None:
+    """It stayed `failed` here, and `running` on record: its trainer posted it for ever."""
+    machine = Machine()
+    try:
+        update = await machine.keeper.post(asked())
+        machine.passes(10.0)
+        machine.says(update.update_id, "failed")
+        await machine.keeper.sync()
+        assert machine.told() == [Prepare]
+        machine.set_clock(by_s)
+        assert (await machine.keeper.post(asked())).state == "running"
+        assert machine.told() == [Prepare]
+        machine.passes(DEADLINE_S - 1.0)
+        assert (await machine.keeper.update(update.update_id)).state == "running"
+        machine.passes(1.0)
+        assert (await machine.keeper.update(update.update_id)).state == "failed"
+        await machine.keeper.sync()
+        assert (await machine.keeper._store.update(update.update_id)).state == "failed"
+    finally:
+        machine.keeper.close()
+
+
+async def test_one_that_is_posted_again_at_a_replica_whose_clock_is_behind_runs_again_at_all() -> None:
+    store = MemoryPolicies()
+    ahead, behind = machines = Machine(store), Machine(store)
+    ahead.set_clock(60.0)
+    try:
+        update = await ahead.keeper.post(asked())
+        await behind.keeper.sync()
+        for machine in machines:
+            machine.says(update.update_id, "failed")
+            machine.passes(4.0)
+            await machine.keeper.sync()
+            assert machine.told() == [Prepare]
+            assert (await machine.keeper.update(update.update_id)).state == "failed"
+        assert (await behind.keeper.post(asked())).state == "running"
+        await ahead.keeper.sync()
+        for machine in machines:
+            assert machine.told() == [Prepare]
+            machine.passes(DEADLINE_S - 5.0)
+            assert (await machine.keeper.update(update.update_id)).state == "running"
+            machine.passes(5.0)
+            assert (await machine.keeper.update(update.update_id)).state == "failed", "no deadline is delayed"
+    finally:
+        for machine in machines:
+            machine.keeper.close()
 
 
 async def test_who_waits_for_an_update_waits_as_long_as_was_asked() -> None:

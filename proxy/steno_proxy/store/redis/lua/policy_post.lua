@@ -2,15 +2,17 @@
 --
 -- KEYS  1 heads  2 the policy's versions  3 update
 -- ARGV  1 policy  2 version  3 digest  4 update_id  5 spec  6 now  7 prefix of update keys (all on this slot)  8 ttl in s of those
---       that nobody needs
+--       that nobody needs  9 `since` of one that runs again is so much later at least, in s, whatever the time is said to be
 -- Returns  {1, fields} the update's, {-1} the version has another digest, {-2} the version is known and not the newest.
 local posted, served = 'posted:' .. ARGV[1], redis.call('HGET', KEYS[1], 'served:' .. ARGV[1])
 local state = redis.call('HGET', KEYS[3], 'state')
 if state then
   if state == 'failed' then
-    redis.call('HSET', KEYS[3], 'state', 'running', 'since', ARGV[6])
+    local since, later = ARGV[6], tonumber(redis.call('HGET', KEYS[3], 'since')) + tonumber(ARGV[9])
+    if tonumber(since) < later then since = string.format('%.17g', later) end
+    redis.call('HSET', KEYS[3], 'state', 'running', 'since', since)
     redis.call('HDEL', KEYS[3], 'ended')
-    redis.call('HSET', KEYS[1], posted, ARGV[4] .. ' ' .. ARGV[6])
+    redis.call('HSET', KEYS[1], posted, ARGV[4] .. ' ' .. since)
   end
   return {1, redis.call('HGETALL', KEYS[3])}
 end
