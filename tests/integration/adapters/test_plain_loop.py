@@ -178,7 +178,7 @@ DIES = """
 import os, sys
 from steno_adapters import Collector
 from tests.integration.adapters.test_plain_loop import talk
-collector = Collector(sys.argv[1], "dies", agent=talk, lease_ttl_s=8.0)
+collector = Collector(sys.argv[1], "dies", agent=talk, lease_ttl_s=20.0)
 first, second = collector.collect([{"task_id": "a"}, {"task_id": "b"}], 2)
 collector.acknowledge([first])
 print(first.group_id, second.group_id, flush=True)
@@ -208,11 +208,11 @@ def test_a_group_that_a_killed_process_held_is_served_again_and_no_other(stack: 
 
 def test_a_group_is_held_for_as_long_as_its_process_lives(stack: Stack) -> None:
     with (
-        Collector(stack.url, "holds", agent=talk, lease_ttl_s=8.0) as collector,
+        Collector(stack.url, "holds", agent=talk, lease_ttl_s=20.0) as collector,
         Collector(stack.url, "holds") as other,
     ):
         [group] = collector.collect([{"task_id": "x"}], 2)
-        assert other.lease(wait_s=12.0) == []  # longer than a lease lasts
+        assert other.lease(wait_s=30.0) == []  # longer than a lease lasts
         collector.acknowledge([group])
 
 
