@@ -25,9 +25,11 @@ FEW = " ".join(f"word{n}" for n in range(60))
 def say(request):
     told = Path(__file__).with_name(request["trial_id"] + ".told")
     # What is to be cut is told slowly, what comes after it is not.
-    pace_s = 0.0 if told.exists() or "whole" in told.name else 0.05
+    asked = request["messages"][-1]["content"]
+    slow = 0.2 if asked == "few" else 0.05
+    pace_s = 0.0 if told.exists() or "whole" in told.name else slow
     told.touch()
-    return {"pace_s": pace_s} | reply(request["messages"][-1]["content"])
+    return {"pace_s": pace_s} | reply(asked)
 
 
 def reply(asked):
