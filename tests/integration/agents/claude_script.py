@@ -89,7 +89,7 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     if "CUT" in task and turn == 3 and not again:
         message["fail_after_tokens"] = 60 if "LATE" in task else 5
     if "SLOW" in task and turn == 3 and not again:
-        message["pace_s"] = 0.6
+        message["pace_s"] = 1.5
     if "LENGTH" in task and turn == 3 and not again:
         message["length_after_tokens"] = 60 if "CALL" in task else 25
     return message

@@ -87,7 +87,7 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
     if "CUT" in said and turn == 3 and _asked[key] == 1:
         message["fail_after_tokens"] = 60
     if "SLOW" in said and turn == 3 and _asked[key] == 1:
-        message["pace_s"] = 0.6
+        message["pace_s"] = 1.5
     return message
 
 
