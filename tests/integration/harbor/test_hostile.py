@@ -21,8 +21,12 @@ python3 -c 'print("right" if open("/app/answer.txt").read() == "42" else "wrong"
 if grep -q right /tmp/said; then r=1; else r=0; fi
 printf '{"reward": %s}' $r >/logs/verifier/reward.json
 sleep 0.3
+if [ -e /opt/kept/bin/cat ]; then
+  for _ in {1..300}; do [[ $(</logs/verifier/reward.json) = *1.0* ]] && break; sleep 0.1; done
+fi
 """
-"""It trusts the sandbox that it runs in, and leaves time for what still lives there."""
+"""It trusts the sandbox that it runs in, and leaves time for what still lives there: much where `cat` is the thief's, so that
+nothing finds its daemon."""
 THIEF = {"environment/thief.py": (HERE / "thief.py").read_text(), "tests/test.sh": NAIVE}
 APART = 'artifacts = ["/app/answer.txt"]\n'
 SHARED = '[verifier]\nenvironment_mode = "shared"\n'

@@ -37,7 +37,7 @@ class Pods(Harbor):
         words = super().words(tasks, *options, command=command)
         words[words.index("podman")] = "kubernetes"
         given = {
-            "kubeconfig": str(self.cluster.config), "deadline_s": 3600, "queue": "of-tests", "image_timeout_s": 12.0,
+            "kubeconfig": str(self.cluster.config), "deadline_s": 3600, "queue": "of-tests", "image_timeout_s": 30.0,
             **self.options,
         }  # fmt: skip
         return [*words, "--environment-options", json.dumps(given)]

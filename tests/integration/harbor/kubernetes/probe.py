@@ -26,7 +26,8 @@ async def main(folder: Path, kubeconfig: str) -> None:
     api_part = part(folder, "api")
     for name in ("forbidden", "busy", "slow", "lost", "quota"):
         refused = name in ("busy", "slow")  # until its patience is over; the others are answered at last
-        api_part.REQUEST_S, api_part.PATIENCE_S = (1.0, 1.5) if refused else (30.0, 60.0)
+        api_part.REQUEST_S = 1.0 if name == "slow" else 30.0
+        api_part.PATIENCE_S = 1.5 if refused else 60.0
         api = await api_part.Api.connected({"kubeconfig": kubeconfig, "namespace": None, "context": None})
         try:
             await api.pod(f"{name}-pod")

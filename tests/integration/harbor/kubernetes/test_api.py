@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.harbor.driver import __file__ as driver
+from steno_rollouts.trials.harbor.kubernetes import fleet as kubernetes_fleet
 from steno_rollouts.trials.harbor.kubernetes.fleet import GONE_S, Fleet
 from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
 from steno_rollouts.trials.harbor.kubernetes.pods import shell
@@ -31,8 +32,14 @@ pytestmark = pytest.mark.harbor
 
 HERE = Path(__file__).parent
 PODS = Path(driver).with_name("kubernetes") / "pods"
-LEASE_S = 9.0
+LEASE_S = 18.0
 """Of launchers here."""
+
+
+@pytest.fixture(autouse=True)
+def time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a keeper that is told to end: its last word is that its lease is over."""
+    monkeypatch.setattr(kubernetes_fleet, "END_S", 60.0)
 
 
 def test_what_the_api_says_is_told_in_its_words(cluster: Cluster) -> None:
@@ -41,7 +48,7 @@ def test_what_the_api_says_is_told_in_its_words(cluster: Cluster) -> None:
     cluster.faults += [
         Fault("GET", "forbidden-pod", "refuse", status=403, words=forbidden),
         Fault("GET", "busy-pod", "refuse", status=429, times=99),
-        Fault("GET", "slow-pod", "slow", seconds=2.0, times=99),
+        Fault("GET", "slow-pod", "slow", seconds=60.0, times=99),
         Fault("GET", "lost-pod", "lose"),
         Fault("GET", "quota-pod", "refuse", status=403, words=quota),
     ]
@@ -77,9 +84,9 @@ async def test_what_a_launcher_has_left_is_ended_and_nothing_of_one_that_lives(c
         assert set(cluster.pods) - {"of-none"} == {"of-one", "taken-over"}, "its own alone"
         await two.clear("t-2", wait=True)
         assert set(cluster.pods) - {"of-none"} == {"of-one"}, "it was claimed"
-        await until(lambda: set(cluster.pods) == {"of-one"})
+        await until(lambda: set(cluster.pods) == {"of-one"}, within_s=180)
         looked = looks(cluster)
-        await until(lambda: looks(cluster) > looked + 3 * (RENEWED + 1))
+        await until(lambda: looks(cluster) > looked + 3 * (RENEWED + 1), within_s=180)
         assert set(cluster.pods) == {"of-one"}, "it lives"
         cluster.plant("of-the-dead", mark("t-4", replace(here, began="earlier").name))
         three = launched(cluster, here)
@@ -89,7 +96,7 @@ async def test_what_a_launcher_has_left_is_ended_and_nothing_of_one_that_lives(c
         finally:
             three.close()
         one.close()
-        await until(lambda: cluster.pods == {})
+        await until(lambda: cluster.pods == {}, within_s=180)
     finally:
         one.close()
         two.close()
@@ -104,7 +111,7 @@ async def test_a_keeper_that_was_killed_is_started_again_and_its_lease_goes_on(c
         earlier = looks(cluster)
         assert fleet._process is not None
         fleet._process.kill()
-        await until(lambda: looks(cluster) > earlier + 2)
+        await until(lambda: looks(cluster) > earlier + 2, within_s=180)
         [later] = cluster.leases.values()
         assert later["metadata"]["uid"] == lease["metadata"]["uid"], "it was not let go"
         assert later["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"]

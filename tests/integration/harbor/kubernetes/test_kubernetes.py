@@ -42,7 +42,7 @@ def test_trials_run_in_pods_whatever_the_cluster_does(rollout: Pods, cluster: Cl
     rollout.pod_task("absent", "echo never")
     steps = {f"steps/{name}/{path}": text for name in "xy" for path, text in STEP.items()}
     tasks = rollout.pod_task("flaky", "", '[[steps]]\nname = "x"\n[[steps]]\nname = "y"\n', **steps)
-    cluster.restless, cluster.word_s = True, 6.0
+    cluster.restless, cluster.word_s = True, 5.0
     cluster.faults += [
         Fault("POST", "/pods", "refuse", status=429, headers={"Retry-After": "1"}),
         Fault("POST", "/pods", "refuse", status=409),
