@@ -149,6 +149,7 @@ def job(one: Product, tmp_path: Path) -> Iterator[Job]:
             pod.kill()
 
 
+@pytest.mark.timeout(1800)
 async def test_two_nodes_meet_in_either_order_and_again_after_a_node_was_lost(one: Product, job: Job) -> None:
     first, second = job.pods
     async with rolling(one, "task"):

@@ -15,6 +15,7 @@ from tests.support.programs.processes import until
 pytestmark = pytest.mark.loop
 
 
+@pytest.mark.timeout(1800)
 async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledgement(one: Product) -> None:
     """Checkpoints every two steps, and leases that last. The first trainer has saved step 2 and pushed step 3 when it is killed
     in step 4. The second goes on from step 2 in a lineage of its own, with the groups that the first one had, and is killed when
@@ -64,6 +65,7 @@ async def test_a_trainer_killed_in_a_step_after_a_push_and_before_an_acknowledge
     assert {f"{c}/{step}" for step in (5, 6, 7)} & view.sampled.keys()
 
 
+@pytest.mark.timeout(1800)
 async def test_a_trainer_that_another_one_takes_over_from_ends_and_is_not_started_again(one: Product) -> None:
     """All ranks of the first one end; its code says why. The second goes on from its checkpoint with its groups."""
     # Longer than all this takes, so that leases are taken over, and shorter than `balance` waits: what is being leased in the
@@ -85,6 +87,7 @@ async def test_a_trainer_that_another_one_takes_over_from_ends_and_is_not_starte
     await thread(one.balance, second)
 
 
+@pytest.mark.timeout(1800)
 async def test_a_worker_then_the_proxy_killed_in_an_update(one: Product) -> None:
     """Weights travel through the proxy, so that either death cuts the way."""
     async with rolling(one, "task"):

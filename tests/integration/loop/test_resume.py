@@ -18,6 +18,7 @@ TIMED = ("time/", "throughput/", "memory/", "queue/")
 GROUPS, STEPS = 12, 6
 
 
+@pytest.mark.timeout(1800)
 async def test_stopped_by_sigterm_and_resumed_is_as_if_never_stopped(one: Product) -> None:
     """The groups are on record before either run, and the store is put back between them, so both are served the same. The one
     that is stopped pushes its weights by difference, which changes nothing of what is trained."""
