@@ -132,15 +132,15 @@ async def test_a_trial_is_not_begun_once_its_groups_deadline_has_passed(
     stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
 ) -> None:
     """It would be late, and trained by nobody: neither when it has waited for a place for so long, nor by the next start."""
-    found = prepared(stack, tmp_path, "due", tasks=2, in_flight=1, deadline_s=5.0)
+    found = prepared(stack, tmp_path, "due", tasks=2, in_flight=1, deadline_s=15.0)
     name = group_id("due", "t1", "epoch-0")
     earlier = client.create_group(
-        GroupSpec(group_id=name, run_id="due", task=dict(found.tasks[1].fields), size=2, deadline_s=5.0)
+        GroupSpec(group_id=name, run_id="due", task=dict(found.tasks[1].fields), size=2, deadline_s=15.0)
     )
     stand = Stand(gate=asyncio.Event())
     running = asyncio.create_task(rolled(found, stand))
     await until(lambda: len(stand.started) == 1)
-    waits = client.group(_name(found)).created_at + 5.0 - time.time()
+    waits = client.group(_name(found)).created_at + 15.0 - time.time()
     await asyncio.sleep(max(0.0, waits) + 0.2)
     assert stand.gate is not None
     stand.gate.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
+import shlex
 import sys
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.groups import epochs
 from tests.integration.rollouts.conftest import TOY
-from tests.support.programs.stack import ROOT, running
+from tests.support.programs.processes import SLOW_S, process, until
+from tests.support.programs.stack import running
 
 REWARD = """
 async def solved(task, transcript):
@@ -58,19 +59,21 @@ async def leased(client: AsyncSteno) -> list:  # type: ignore[type-arg]
 
 
 def test_the_command_says_how_it_went_on_a_terminal(tmp_path: Path) -> None:
-    """Under a pseudo-terminal: a live line, and a last one that stays."""
+    """Under a pseudo-terminal: a live line, and a last one that stays. The agents end when the line has shown them."""
     (tmp_path / "tasks.jsonl").write_text('{"id": "a"}\n')
+    go, shown = tmp_path / "go", tmp_path / "shown.log"
+    agent = f"while [ ! -e {shlex.quote(str(go))} ]; do sleep 0.1; done; echo 1 > reward.txt"
     with running(tmp_path / "stack", None) as stack:
         words = [
             sys.executable, "-m", "steno", "rollout", "--tasks", str(tmp_path / "tasks.jsonl"), "--proxy", stack.url,
-            "--group-size", "2", "--stop-after-failures", "0", "--work-dir", str(tmp_path / "work"),
-            "--", "sh", "-c", "sleep 2; echo 1 > reward.txt",
+            "--group-size", "2", "--stop-after-failures", "0", "--work-dir", str(tmp_path / "work"), "--confine", "off",
+            "--", "sh", "-c", agent,
         ]  # fmt: skip
         code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=200
-        )
-    assert done.returncode == 0, done.stdout
-    assert (
-        "0/2 trials, 2 running" in done.stdout and "2/2 trials, 0 running, 1/1 groups, mean reward 1.000" in done.stdout
-    )
+        with process([sys.executable, "-c", code, *words], shown) as child:
+            until(lambda: "0/2 trials, 2 running" in shown.read_text(errors="replace"), shown.read_text)
+            go.touch()
+            ended = child.wait(SLOW_S)
+    said = shown.read_text()
+    assert ended == 0, said
+    assert "2/2 trials, 0 running, 1/1 groups, mean reward 1.000" in said
