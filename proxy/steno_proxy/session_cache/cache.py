@@ -34,6 +34,8 @@ from steno_proxy.tracing.traces import Traces
 
 log = logging.getLogger(__name__)
 
+OF_TIME = ("max_wall_s", "max_idle_s")
+"""Limits that are spent by a clock."""
 FREEZE_WAIT_S = 10.0
 """How long completing a session waits for its cancelled turns to be recorded. Seconds; commits take milliseconds."""
 
@@ -87,14 +89,24 @@ class Recorder:
 
     async def check(self, recording: Recording) -> None:
         """Raises: BudgetSpent: a limit of the trial is spent, and its session has ended, unless its last turn, which is on record
-        while it is open, still runs."""
+        while it is open, still runs. StoreUnavailable: it is asked for its time, where a limit of time seems to be spent."""
         session, now = recording.session, self._clock()
         assert session is not None
         spent = limits.spent(session.limits, session, now, busy=recording.in_use)
+        if spent in OF_TIME:
+            earlier, session = await self.earlier_now(), recording.session
+            assert session is not None
+            spent = limits.spent(session.limits, session, earlier, busy=recording.in_use)
         if spent == "max_turns" and recording.has_open(now):
             raise limits.used_up_by_running(spent)
         if spent is not None:
             raise await self.end(recording.trial_id, spent)
+
+    async def earlier_now(self) -> float:
+        """Unix seconds, by the clock that is behind, of this process's and the store's: it says which limits of time are over.
+
+        Raises: StoreUnavailable."""
+        return min(self._clock(), await self.store.now())
 
     async def end(self, trial_id: str, spent: str) -> BudgetSpent:
         """A limit is spent: the session ends, and what runs is kept as partial turns. Idempotent. Returns what agents are told.

@@ -111,15 +111,34 @@ class Request:
         left_s = limits.wall_left_s(session.limits, session, now) if session is not None else None
         if left_s is not None:
             left_s -= self._turns.clock() - now  # spent with the store, and in the queue
-            self._clock = asyncio.get_running_loop().call_later(max(0.0, left_s), self._time_is_over)
+            self._time_is_over_in(left_s, on_record=session is not None and session.first_turn_at is not None)
 
     def let_go(self) -> None:
         """It no longer samples the turn of a fork: that is on record, or its retry does. Idempotent."""
         self.recording.resampling -= self._resamples
         self._resamples = False
 
-    def _time_is_over(self) -> None:
-        self._ending = asyncio.ensure_future(self._end("max_wall_s"))
+    def _time_is_over_in(self, left_s: float, *, on_record: bool) -> None:
+        """Args: on_record: since when it runs is on record, perhaps by another clock. Else it has run from this request on."""
+
+        def over() -> None:
+            self._ending = asyncio.ensure_future(self._end_in_time() if on_record else self._end("max_wall_s"))
+
+        self._clock = asyncio.get_running_loop().call_later(max(0.0, left_s), over)
+
+    async def _end_in_time(self) -> None:
+        """End the session if its wall time is over by the clock that is behind as well; if not, look again when it may be."""
+        try:
+            now = await self._turns.recorder.earlier_now()
+        except StenoError as error:
+            self.abort(error)
+            return
+        session = self.recording.session
+        left_s = limits.wall_left_s(session.limits, session, now) if session is not None else None
+        if not left_s:
+            await self._end("max_wall_s")
+        elif not self.done.is_set():
+            self._time_is_over_in(left_s, on_record=True)
 
     async def _end(self, spent: str) -> None:
         """End the session and this request. If the store fails now, the request ends all the same."""
