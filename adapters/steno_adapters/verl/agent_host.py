@@ -39,7 +39,7 @@ from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
-SERVED_S = 60.0
+SERVED_S = 300.0
 """For the proxy to have this process' model."""
 SPARE_S = 600.0
 """Of a group's deadline: for all that is not an agent's time."""

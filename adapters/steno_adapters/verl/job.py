@@ -23,7 +23,7 @@ import httpx
 import ray
 
 ACTOR = "steno"
-START_S = 120.0
+START_S = 300.0
 _WITH_ITS_PARENT = (
     'exec 3<&0; "$@" 3<&- </dev/null & program=$!; { read -r _ <&3; kill "$program"; } 2>/dev/null & reader=$!; '
     'exec 3<&-; wait "$program"; code=$?; kill "$reader" 2>/dev/null; exit "$code"'
