@@ -22,7 +22,7 @@ from tests.support.machine.redis_server import RedisServer
 from tests.support.programs.processes import until
 from tests.support.programs.stack import running
 
-pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800), pytest.mark.usefixtures("cluster")]
 
 
 def turns_of(client: Client, run: str) -> int:

@@ -27,7 +27,7 @@ from tests.integration.verl.trainer_step import ENVIRONMENT, OVERRIDES, TrainerS
 from tests.integration.verl.verl_job import VerlJob, clear_rows, loop_file, ray_logs, task_folders, verl_config
 from tests.support.programs.processes import until
 
-pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800), pytest.mark.usefixtures("cluster")]
 
 TEMPERATURE, LR = 0.7, 3e-3
 TASKS = {"plain": "Write a note.", "fork": "Write a note. FORK", "fail": "Write a note. FAIL"}

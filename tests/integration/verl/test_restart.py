@@ -29,7 +29,7 @@ from tests.integration.verl.verl_job import (
 from tests.support.programs.processes import until
 from tests.support.programs.stack import running
 
-pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.verl, pytest.mark.timeout(1800), pytest.mark.usefixtures("cluster")]
 
 RUN = "again"
 

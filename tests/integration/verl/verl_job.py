@@ -84,7 +84,7 @@ def loop_file(folder: Path, tasks: Path, **settings: Any) -> Path:
         "command": ["env", *(f"{name}={value}" for name, value in variables.items()), "sh", str(HERE / "agent.sh")],
         "reward": f"{HERE / 'reward.py'}:score",
         "confine": "off",
-        "timeout_s": 240,
+        "timeout_s": 480,
         "work_dir": str(folder / "trials"),
         "retries": 0,
     }
@@ -134,7 +134,7 @@ class VerlJob:
         self.manager.generate_sequences(batch)
         return uids
 
-    def ended(self, uids: Sequence[str], *, partition: str = "train", within_s: float = 240) -> dict[str, str]:
+    def ended(self, uids: Sequence[str], *, partition: str = "train", within_s: float = 540) -> dict[str, str]:
         """Wait for the sessions of these prompts. Returns: the status of each."""
         until = time.monotonic() + within_s
         while True:
