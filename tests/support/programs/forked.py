@@ -196,7 +196,7 @@ def tests_are_collected() -> None:
 
 
 def run(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, cwd: Path = ROOT, timeout: float = 120
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, cwd: Path = ROOT, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """A program to its end, with what it printed, as `subprocess.run` does. It is killed after `timeout` seconds.
 

@@ -58,7 +58,7 @@ def run_mini(
     folder: Path,
     environment: Mapping[str, str],
     log: Path,
-    within_s: float = 120,
+    within_s: float = 400,
 ) -> int:
     """One run. Returns: its exit code. It is killed when this is. Args: within_s: for the server to listen, and then for the run.
     Raises: RuntimeError: it was killed, or took longer; OSError: no server."""
