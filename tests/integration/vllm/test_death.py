@@ -146,7 +146,7 @@ def said(call: dict[str, str]) -> tuple[str, str]:
 
 
 def all_end(processes: list[psutil.Process]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while left := [process.pid for process in processes if lives(process)]:
         assert time.monotonic() < end, f"{left} outlive their worker"
         time.sleep(0.1)

@@ -9,7 +9,7 @@ import torch
 
 from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import BadRequest
-from tests.integration.vllm.drawing import ask, draw, gathered, logits_of
+from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of, to_the_end
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -135,7 +135,8 @@ async def test_a_temperature_that_vllm_would_change_is_refused(tokens):
 
 async def test_a_delta_that_spans_an_update_is_two_steps(tokens):
     """A slow consumer gets everything since its last look as one output of vLLM's, across the change of version."""
-    steps = tokens.sample("spanning", ask(tokens, "nice"), Sampling(max_tokens=1500, ignore_eos=True), Job())
+    law = to_the_end(Drawn(prompt := ask(tokens, "nice")))
+    steps = tokens.sample("spanning", prompt, law, Job())
     seen = [await anext(steps)]
     await draw(tokens, ask(tokens, "today"), Sampling(max_tokens=8, ignore_eos=True))
     await tokens.llm.update_weight_version("run-a/1")
@@ -145,5 +146,5 @@ async def test_a_delta_that_spans_an_update_is_two_steps(tokens):
     assert len(seen[1].ids) > 1 and len(seen[2].ids) > 1
     rest = [step async for step in steps]
     assert {step.version for step in rest} == {"run-a/1"}
-    assert sum(len(step.ids) for step in seen + rest) == 1500
+    assert sum(len(step.ids) for step in seen + rest) == law.max_tokens
     await tokens.llm.update_weight_version("base/0")

@@ -17,7 +17,8 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
-LONG = Sampling(max_tokens=1500, ignore_eos=True)
+LONG = Sampling(max_tokens=1900, ignore_eos=True)
+"""About as long as the context has room: the engine is not to be ready before the test has looked."""
 
 
 async def test_the_card_says_what_is_served(tokens):
@@ -28,11 +29,11 @@ async def test_the_card_says_what_is_served(tokens):
 
 
 async def test_streaming_is_real(tokens):
-    """What is there is given while the engine goes on."""
+    """What is there is given while the engine goes on; a test that comes late to its turn is given several tokens at once."""
     await draw(tokens, ask(tokens, "nice"), Sampling(max_tokens=4))  # the first request is one that compiles
     steps = tokens.sample("stream", ask(tokens, "nice"), LONG, Job())
-    step = await anext(steps)
-    assert tokens.load()[0] == 1 and 0 < len(step.ids) < 375
+    given = [len((await anext(steps)).ids) for _ in range(3)]
+    assert tokens.load()[0] == 1 and 0 < min(given) < 375
     await steps.aclose()
 
 
@@ -131,7 +132,7 @@ async def test_an_engine_that_dies_fails_its_requests_and_says_so(engine_args):
         assert tokens.healthy and not reasons
         for process in mine:
             process.kill()
-        outcomes = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 30)
+        outcomes = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 120)
         assert [type(outcome) for outcome in outcomes] == [EngineFailed] * 3
         await until(lambda: bool(reasons))
         assert len(reasons) == 1 and not tokens.healthy
