@@ -21,7 +21,7 @@ HI: Any = {"role": "user", "content": "hi"}
 
 def sdk(proxy: Proxy, trial_id: str = "t", **more: Any) -> anthropic.AsyncAnthropic:
     key = more or {"api_key": "none"}
-    return anthropic.AsyncAnthropic(base_url=f"{proxy.url}/{trial_id}", max_retries=0, timeout=20, **key)
+    return anthropic.AsyncAnthropic(base_url=f"{proxy.url}/{trial_id}", max_retries=0, timeout=60, **key)
 
 
 def agent(request: Generate) -> Say:

@@ -35,7 +35,7 @@ DECLARED = types.Tool(
 
 
 def client(proxy: Proxy, trial_id: str, key: str = "none", **options: Any) -> genai.client.AsyncClient:
-    at = types.HttpOptions(base_url=f"{proxy.url}/{trial_id}", timeout=20_000, **options)
+    at = types.HttpOptions(base_url=f"{proxy.url}/{trial_id}", timeout=60_000, **options)
     return genai.Client(api_key=key, http_options=at).aio
 
 

@@ -81,5 +81,5 @@ async def test_a_proxy_told_to_stop_closes_idle_sockets_at_once_and_busy_ones_af
 async def closed(wire: ClientConnection) -> int | None:
     """The code that the proxy closes it with, and says nothing before it."""
     with pytest.raises(ConnectionClosed) as found:
-        await asyncio.wait_for(wire.recv(), 10)
+        await asyncio.wait_for(wire.recv(), 60)
     return found.value.rcvd.code if found.value.rcvd is not None else None

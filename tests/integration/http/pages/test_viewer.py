@@ -20,13 +20,13 @@ OWN = {"sec-fetch-site": "same-origin"}
 
 @contextlib.asynccontextmanager
 async def logged_in(proxy: Proxy, key: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=proxy.url, headers=OWN, timeout=20) as browser:
+    async with httpx.AsyncClient(base_url=proxy.url, headers=OWN, timeout=60) as browser:
         assert (await browser.post("/ui/login", json={"key": key})).status_code == 204
         yield browser
 
 
 async def with_cookie(proxy: Proxy, value: str) -> int:
-    async with httpx.AsyncClient(base_url=proxy.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=proxy.url, timeout=60) as client:
         return (await client.get("/sessions", headers={"cookie": f"{viewer_cookie.NAME}={value}"})).status_code
 
 

@@ -83,7 +83,7 @@ async def by_chat_streamed(proxy: Proxy, trial: str, date: str) -> Answers:
 
 
 async def by_messages(proxy: Proxy, trial: str, date: str) -> Answers:
-    client = anthropic.AsyncAnthropic(base_url=f"{proxy.url}/{trial}", api_key="none", max_retries=0, timeout=20)
+    client = anthropic.AsyncAnthropic(base_url=f"{proxy.url}/{trial}", api_key="none", max_retries=0, timeout=60)
     tools: Any = [{"name": "read", "description": "reads", "input_schema": PARAMETERS}]
     messages: Answers = [{"role": "user", "content": "look"}]
     told: Answers = []

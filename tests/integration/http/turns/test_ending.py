@@ -127,7 +127,7 @@ async def test_a_proxy_told_to_stop_lets_streams_finish_and_takes_no_more(proxy:
     proxy.engine.script = lambda request: Say("ab", gates={1: gate})
     running_chat = asyncio.create_task(proxy.chat("t", "x"))
     await until(lambda: proxy.engine.requests)
-    draining = asyncio.create_task(proxy.app.state.turns.drain(5))
+    draining = asyncio.create_task(proxy.app.state.turns.drain(60))
     await asyncio.sleep(0.02)
     assert (await proxy.chat("t", "y")).status_code == 503
     gate.set()

@@ -30,7 +30,7 @@ def agent(request: Generate) -> Say:
 
 async def trae(proxy: Proxy, trial_id: str, streamed: bool) -> None:
     """As Trae Agent does with Anthropic's SDK: each text, each call and each result is a message; thinking is dropped."""
-    client = anthropic.AsyncAnthropic(base_url=f"{proxy.url}/{trial_id}", api_key="none", max_retries=0, timeout=20)
+    client = anthropic.AsyncAnthropic(base_url=f"{proxy.url}/{trial_id}", api_key="none", max_retries=0, timeout=60)
     history: list[Any] = [HI]
     while True:
         asked: Any = {"model": "m", "max_tokens": 500, "messages": history, "tools": [TOOL], "system": "Be good."}

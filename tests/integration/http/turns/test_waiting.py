@@ -279,7 +279,7 @@ async def test_who_has_got_its_place_and_asks_the_store_when_the_proxy_is_told_t
         refused = await waits
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "proxy_stopped")
         assert await proxy.turns("waits") == []
-        await until(lambda: [worker.in_flight for worker in proxy.app.state.hub.workers()] == [0], 10)
+        await until(lambda: [worker.in_flight for worker in proxy.app.state.hub.workers()] == [0])
 
 
 class Forgetful(MemoryStore):
