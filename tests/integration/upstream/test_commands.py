@@ -76,7 +76,7 @@ def test_a_proxy_with_keys_admits_its_own_worker_and_stops_in_order(
         while "is connected" not in deadline_log.read_text():
             assert stack.proxy.poll() is None, stack.logs()
         stack.proxy.send_signal(signal.SIGTERM)
-        assert stack.proxy.wait(30) == 0
+        assert stack.proxy.wait(120) == 0
         assert "Traceback" not in stack.logs() and KEY not in stack.logs()
 
 

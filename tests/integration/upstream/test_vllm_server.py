@@ -205,7 +205,7 @@ def test_an_agent_that_leaves_frees_the_server(stack: Stack, server: str) -> Non
             "min_tokens": 1800}  # fmt: skip
     with httpx.stream("POST", stack.base_url("leaves") + "/chat/completions", json=body, timeout=60) as answer:
         next(answer.iter_lines())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (turns := stack.turns("leaves")):
         assert time.monotonic() < deadline
         time.sleep(0.1)
