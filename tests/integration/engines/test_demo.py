@@ -28,7 +28,7 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_until_it_listens(port: int, timeout_s: float = 60) -> None:
+def wait_until_it_listens(port: int, timeout_s: float = 180) -> None:
     until = time.monotonic() + timeout_s
     while not listens(port):
         assert time.monotonic() < until, "the demo's proxy did not come up"
@@ -61,7 +61,7 @@ def test_the_demo_records_its_agents_serves_the_lines_it_prints_and_ends_cleanly
         finally:
             child.send_signal(signal.SIGINT)
             try:
-                code = child.wait(timeout=60)
+                code = child.wait(timeout=180)
             except subprocess.TimeoutExpired:
                 child.terminate()
                 raise
@@ -73,7 +73,7 @@ def test_the_demo_records_its_agents_serves_the_lines_it_prints_and_ends_cleanly
 def special_texts(port: int) -> list[str]:
     """What the embedded engine has said of its special tokens, once it was asked."""
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 180
         while not (keys := client.get("/workers/tokenizers").json()["items"]):
             assert time.monotonic() < until, "no texts of tokens are kept"
             time.sleep(0.1)

@@ -44,7 +44,7 @@ class Fleet:
     async def workers(self, *ids: str, **given: Any) -> list[UpdatePeer]:
         return [await self.worker(worker_id, **given) for worker_id in ids]
 
-    async def ended(self, update_id: str, within_s: float = 30.0) -> Update:
+    async def ended(self, update_id: str, within_s: float = 120.0) -> Update:
         async with asyncio.timeout(within_s):
             while (update := await self.steno.update(update_id, wait_s=5)).state == "running":
                 await asyncio.sleep(0.01)
