@@ -236,7 +236,7 @@ async def test_three_hundred_turns_and_a_hundred_thousand_tokens_scroll(browser:
         height = await page.evaluate("document.documentElement.scrollHeight")
         for step in range(1, 11):
             await page.evaluate(f"scrollTo(0, {height * step // 10})")
-            await page.wait_for_timeout(50)
+            await page.wait_for_timeout(300)
             most = max(most, await page.locator(".tok[data-at]").count())
         assert 256 < most < 20_000, most
         await page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
