@@ -198,8 +198,14 @@ class Story:
             url = f"{self._deployment.direct(place % REPLICAS)}/{trial.trial_id}{spoken.path(False)}"
             until = time.monotonic() + CONTROL_S
             while True:
-                async with http.post(url, json=spoken.body([Line("user", "late")], False)) as response:
-                    status = response.status
+                try:
+                    async with http.post(url, json=spoken.body([Line("user", "late")], False)) as response:
+                        status = response.status
+                except aiohttp.ClientError:  # as a connection breaks that its replica has closed by then
+                    if time.monotonic() > until:
+                        raise
+                    await asyncio.sleep(0.1)
+                    continue
                 if (
                     status != 503 or time.monotonic() > until
                 ):  # a line to Redis that was lost is found out by being used
