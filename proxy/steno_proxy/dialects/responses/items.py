@@ -77,6 +77,7 @@ class _ItemsReader:
         self._thought: list[str] = []
         self._answered = False  # results have come after it
         self._hosted: set[str] = set()  # ids of calls that the provider ran
+        self._asked = False  # a message of the user has come
 
     def take(self, path: str, item: dict[str, Any]) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -129,7 +130,8 @@ class _ItemsReader:
             roles = "system, developer, user, assistant"
             raise BadRequest(f"{path}.role: got {shown}, must be one of {roles}", field=f"{path}.role")
         self.end()
-        if role == "user":
+        if role == "user" and not self._asked:
+            self._asked = True
             self._drop_reasoning_before_all()
         self.messages.append({"role": "system" if role == "developer" else role, "content": content})
 
@@ -201,7 +203,8 @@ class _ItemsReader:
         self._reply, self._turn, self._said, self._thought, self._answered = None, "", [], [], False
 
     def _drop_reasoning_before_all(self) -> None:
-        """Drops a reply of reasoning alone that answers nobody: CrewAI puts that of its last answer before the conversation."""
+        """Drops a reply of reasoning alone that answers nobody: CrewAI puts that of its last answer before the conversation.
+        Looks at all messages so far: for the first of the user only, since what comes later answers somebody."""
         reply = self.messages[-1] if self.messages else None
         if reply is None or reply["role"] != "assistant":
             return

@@ -119,6 +119,10 @@ SHAPES: dict[str, Shape] = {
     "parts of a user": lambda size: _talk(Said("user", ["a"] * (size // 27))),
     "parts of a reply": lambda size: _talk(Said("assistant", ["a" * 16] * (size // 42))),
     "system messages": lambda size: _talk(*_each(size, 36, lambda i: Said("system", ["a"]))),
+    "replies below system messages": lambda size: _talk(
+        *_each(size // 3, 36, lambda i: Said("system", ["a"])),
+        *_each(size * 2 // 3, 36, lambda i: Said(("assistant", "user")[i % 2], [f"a{i}"])),
+    ),
     "system parts": lambda size: _talk(Said("system", ["a"] * (size // 27))),
     "header lines": lambda size: _talk(Said("system", ["Hello.\n" + HEADER]), Said("system", [" ", HEADER * (size // 41)])),
     "header parts": lambda size: _talk(Said("system", [HEADER] * (size // 68))),

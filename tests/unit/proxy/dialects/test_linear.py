@@ -47,6 +47,7 @@ FLOOR_S = 0.002
 LARGER = {
     "parts of a reply": 6,  # below what a request may hold
     "chunks of a reply": 8,
+    "replies below system messages": 2,
     "header lines": 2,
     "system in the middle": 2,
     "a long name above many": 2,
