@@ -15,7 +15,7 @@ import openai
 import torch
 from transformers import AutoModelForCausalLM
 
-from steno_adapters import AgentCall, CollectedGroup, Collector, packed, probe_of
+from steno_adapters import AgentCall, CollectedGroup, Collector, as_in_checkpoint, packed, probe_of
 from steno_cli.demo.task import make_misleading_world
 from steno_cli.demo.toy_agent import solve
 
@@ -60,6 +60,10 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, groups: list[
     optimizer.step()
 
 
+def push(collector: Collector, policy: torch.nn.Module, version: str) -> None:
+    collector.push(as_in_checkpoint(policy, policy.state_dict()), version, probe=probe_of(policy, range(24)))
+
+
 def train(proxy: str, model: str, *, run: str, steps: int, groups: int = 6, size: int = 8) -> list[float]:
     """Returns: the mean reward of each step's trials."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -67,11 +71,11 @@ def train(proxy: str, model: str, *, run: str, steps: int, groups: int = 6, size
     tasks = ({"task_id": f"{run}-{number}", "world": f"{run}-{number}"} for number in itertools.count())
     rewards: list[float] = []
     with Collector(proxy, run, agent=play, in_flight=48) as collector:
-        collector.push(policy.state_dict(), f"{run}/0", probe=probe_of(policy, range(24)))
+        push(collector, policy, f"{run}/0")
         for number in range(1, steps + 1):
             found = collector.collect(itertools.islice(tasks, groups), size)
             step(policy, optimizer, found)
-            collector.push(policy.state_dict(), f"{run}/{number}", probe=probe_of(policy, range(24)))
+            push(collector, policy, f"{run}/{number}")
             collector.acknowledge(found)  # save a checkpoint before, and a group is neither lost nor trained twice
             rewards.append(fmean(reward for group in found for reward in group.rewards.values()))
             print(f"step {number}: mean reward {rewards[-1]:.2f}", flush=True)

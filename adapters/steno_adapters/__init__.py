@@ -1,9 +1,9 @@
 """Steno for trainers that are not ours: what was recorded, as arrays; new weights, back to the workers.
 
-    from steno_adapters import Collector, packed
+    from steno_adapters import Collector, as_in_checkpoint, packed
 
     with Collector("http://127.0.0.1:8000", run="mine", agent=play) as collector:
-        collector.push(model.state_dict(), "mine/0")
+        collector.push(as_in_checkpoint(model, model.state_dict()), "mine/0")
         groups = collector.collect(tasks, n=8)
         batch = packed([row for group in groups for row in group.rows], advantages)
         ...
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from steno_adapters.collector import Collector
     from steno_adapters.function_agents import AgentCall
     from steno_adapters.rows import TrainableRow
-    from steno_adapters.weights import probe_of, push
+    from steno_adapters.weights import as_in_checkpoint, probe_of, push
 
 _WHERE = {
     "steno_adapters.collate": ("PackedRows", "PaddedRows", "packed", "padded"),
@@ -30,7 +30,7 @@ _WHERE = {
     "steno_adapters.collector": ("Collector",),
     "steno_adapters.function_agents": ("AgentCall",),
     "steno_adapters.rows": ("TrainableRow",),
-    "steno_adapters.weights": ("probe_of", "push"),
+    "steno_adapters.weights": ("as_in_checkpoint", "probe_of", "push"),
 }
 __all__ = [
     "AgentCall",
@@ -39,6 +39,7 @@ __all__ = [
     "PackedRows",
     "PaddedRows",
     "TrainableRow",
+    "as_in_checkpoint",
     "packed",
     "padded",
     "probe_of",

@@ -1,8 +1,9 @@
 """New weights on their way to the workers, from any state dict: `push` returns once every worker serves them, or is named.
 
 They travel as safetensors through the proxy's policy updates (`POST /policy/updates`): a version is `<lineage>/<step>`, and a
-version that is known with other weights is refused. Names are those of the model's checkpoint, which for transformers' models are
-those of `state_dict()`; of tensors that share memory (tied weights) the first name is sent.
+version that is known with other weights is refused. Names are those of the model's checkpoint; where transformers has others, as
+for the experts of a mixture, `as_in_checkpoint` gives them back. Of tensors that share memory (tied weights) the first name is
+sent.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from steno.contracts.policy import (
 
 log = logging.getLogger(__name__)
 
+Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
 SHARD_BYTES = 1 << 30
 UPLOAD_BYTES = 16 << 20
 """In one request: repeated whole after a failure."""
@@ -65,7 +68,7 @@ def parse_version(version: str) -> tuple[str, int]:
 
 def push(
     client: Client,
-    tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+    tensors: Weights,
     version: str,
     *,
     run: str | None = None,
@@ -110,6 +113,24 @@ def push(
         return _followed(client, spec, here, time.monotonic() + timeout_s)
 
 
+def as_in_checkpoint(model: Any, tensors: Weights) -> Weights:
+    """Tensors of a transformers model as its checkpoint has them, for `push`: transformers keeps the experts of a mixture in one
+    tensor for all, and renames some others; checkpoints, and so workers, have each by itself.
+
+    Args:
+        model: the transformers model itself, not what wraps it.
+        tensors: under the model's own names, such as `model.state_dict()`.
+    Returns: where nothing is converted, what was given; else pairs to iterate over once, each converted in its turn.
+    """
+    if not _is_converted(model):
+        return tensors
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return (
+        made for name, tensor in _each_once(tensors) for made in revert_weight_conversion(model, {name: tensor}).items()
+    )
+
+
 def probe_of(model: Any, token_ids: Iterable[int], *, tolerance: float = 0.02) -> Probe:
     """What a transformers model says of `token_ids`, in evaluation mode and without gradient, for `push`.
 
@@ -125,7 +146,7 @@ def probe_of(model: Any, token_ids: Iterable[int], *, tolerance: float = 0.02) -
     return Probe(token_ids=ids[0].tolist(), logprobs=said, tolerance=tolerance)
 
 
-def _written(folder: Path, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> Manifest:
+def _written(folder: Path, tensors: Weights) -> Manifest:
     entries: list[TensorEntry] = []
     shards: list[ShardEntry] = []
     for number, shard in enumerate(_shards(tensors), 1):
@@ -138,16 +159,35 @@ def _written(folder: Path, tensors: Mapping[str, Tensor] | Iterable[tuple[str, T
     return Manifest(tensors=entries, shards=shards)
 
 
-def _shards(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """On the CPU, each tensor once, about SHARD_BYTES at a time."""
-    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    shard, size, seen = dict[str, Tensor](), 0, set[tuple[int, Any, Any]]()
-    for name, tensor in pairs:
+def _is_converted(model: Any) -> bool:
+    if not hasattr(model, "base_model_prefix"):  # no transformers model
+        return False
+    conversions = getattr(model, "_weight_conversions", None)  # what transformers' loader leaves
+    if conversions is None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+    return bool(conversions)
+
+
+def _each_once(tensors: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Of those that share memory, the first. Of an iterator all: memory may be used again."""
+    if not isinstance(tensors, Mapping):
+        yield from tensors
+        return
+    seen = set[tuple[int, Any, Any]]()
+    for name, tensor in tensors.items():
         place = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if tensor.numel() and isinstance(tensors, Mapping):  # of an iterator, memory may be used again
-            if place in seen:
-                continue
-            seen.add(place)
+        if tensor.numel() and place in seen:
+            continue
+        seen.add(place)
+        yield name, tensor
+
+
+def _shards(tensors: Weights) -> Iterator[dict[str, Tensor]]:
+    """On the CPU, each tensor once, about SHARD_BYTES at a time."""
+    shard, size = dict[str, Tensor](), 0
+    for name, tensor in _each_once(tensors):
         own = tensor.detach().to("cpu", copy=True).contiguous()
         if own.is_floating_point() and not own.isfinite().all():
             raise BadRequest(f"tensors: {name} has NaN or infinite values: the weights are not sent", field="tensors")

@@ -39,6 +39,7 @@ from steno_adapters.trl.private_names import count_groups_before, rows_of_step
 from steno_adapters.trl.row_progress import RowProgress
 from steno_adapters.trl.row_refusal import judged
 from steno_adapters.trl.version_count import VersionCount
+from steno_adapters.trl.whole_weights import streamed_weights
 from steno_rollouts.tasks.task import Task
 
 log = logging.getLogger(__name__)
@@ -170,8 +171,9 @@ class AsyncRollouts:
         """Workers pause by themselves, for as long as they swap weights."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
+        weights = streamed_weights(self._trainer, iterator)
         version = self.versions.push(self._step)
-        self._collector.push(iterator, version, parent=self.versions.parent, **self._push_options)
+        self._collector.push(weights, version, parent=self.versions.parent, **self._push_options)
 
     def resume(self) -> None:
         """As `pause`."""

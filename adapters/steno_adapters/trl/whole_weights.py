@@ -1,19 +1,18 @@
-"""The weights of a policy in training, whole and under the names of its checkpoint: what `PromptRollouts` pushes."""
+"""The weights of a policy in training, whole and under the names of its checkpoint: what `PromptRollouts` and `AsyncRollouts`
+push."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from accelerate.utils import is_peft_model
 from torch import Tensor
-from transformers.core_model_loading import revert_weight_conversion
 
 from steno.contracts.errors import BadRequest
 from steno_adapters.trl.private_names import checkpoint_parameters
-
-Weights = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+from steno_adapters.weights import Weights, as_in_checkpoint
 
 
 def check_adapter(trainer: Any) -> None:
@@ -47,7 +46,14 @@ def whole_weights(trainer: Any) -> Iterator[Weights]:
         return
     # Of DeepSpeed the engine gathers, and `trainer.model` is what it wraps.
     whole = trainer.accelerator.get_state_dict(trainer.model_wrapped if trainer.is_deepspeed_enabled else trainer.model)
-    yield _as_in_checkpoint(model, whole or {})
+    yield as_in_checkpoint(model, whole or {})
+
+
+def streamed_weights(trainer: Any, parameters: Iterator[tuple[str, Tensor]]) -> Weights:
+    """Args: parameters: TRL's stream of them, in which an adapter is merged. Other ranks run through it at the same time."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    base = model.get_base_model() if is_peft_model(model) else model
+    return as_in_checkpoint(base, parameters)
 
 
 @contextmanager
@@ -58,19 +64,11 @@ def _merged(model: Any) -> Iterator[Weights]:
     try:
         model.merge_adapter()
         whole = ((name, parameter.detach()) for name, parameter in checkpoint_parameters(model))
-        yield _as_in_checkpoint(model.get_base_model(), whole)
+        yield as_in_checkpoint(model.get_base_model(), whole)
     finally:
         model.unmerge_adapter()
         for parameter, kept in zip(adapted, before, strict=True):
             parameter.data.copy_(kept)
-
-
-def _as_in_checkpoint(model: Any, whole: Weights) -> Weights:
-    """transformers keeps experts of some models in one tensor for all; checkpoints, and so workers, have each by itself."""
-    if not getattr(model, "_weight_conversions", None):
-        return whole
-    tensors = whole.items() if isinstance(whole, Mapping) else whole
-    return (made for name, tensor in tensors for made in revert_weight_conversion(model, {name: tensor}).items())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from steno.contracts.errors import Conflict, StenoError, Unreachable
 from steno_adapters import CollectedGroup, TrainableRow
@@ -145,5 +146,8 @@ def test_a_group_that_two_threads_acknowledge_at_a_time_is_acknowledged() -> Non
 def test_a_push_has_the_deadline_and_the_folder_that_it_was_given(tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
     collector: Any = SimpleNamespace(push=lambda tensors, version, **options: asked.append(options))
-    AsyncRollouts(collector, [{"task_id": "a"}], push_timeout_s=9.0, push_folder=tmp_path).send_weights(iter([]))
+    rollouts = AsyncRollouts(collector, [{"task_id": "a"}], push_timeout_s=9.0, push_folder=tmp_path)
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    rollouts._trainer = SimpleNamespace(accelerator=accelerator, model=torch.nn.Module())
+    rollouts.send_weights(iter([]))
     assert asked == [{"parent": None, "timeout_s": 9.0, "folder": tmp_path}]

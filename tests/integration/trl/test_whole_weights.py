@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,25 @@ import pytest
 import torch
 from accelerate import Accelerator, DistributedType
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
-from safetensors import safe_open
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from steno.contracts.errors import BadRequest
 from steno.models import TINY
+from steno_adapters.trl import AsyncRollouts
+from steno_adapters.trl.private_names import checkpoint_parameters
 from steno_adapters.trl.whole_weights import check_adapter, whole_weights
 
 pytestmark = pytest.mark.trl
 LORA = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "no adapter": {},
+    "an adapter": {"target_modules": ["q_proj"]},
+    "an adapter, and the router whole": {"target_modules": ["q_proj"], "modules_to_save": ["gate"]},
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 8, "num_key_value_heads": 1, "head_dim": 8, "num_experts": 2},
+}
 
 
 def trainer(model: Any, **changes: Any) -> Any:
@@ -29,6 +40,39 @@ def trainer(model: Any, **changes: Any) -> Any:
     )  # fmt: skip
     found = {"model": model, "model_wrapped": model, "is_deepspeed_enabled": False, "is_fsdp_enabled": False}
     return SimpleNamespace(accelerator=accelerator, **found | changes)
+
+
+def mixture_of(family: str, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A model, and what its checkpoint has."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family, vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_experts_per_tok=1, tie_word_embeddings=False, **MIXTURES[family],
+    )  # fmt: skip
+    made = AutoModelForCausalLM.from_config(config)
+    made.save_pretrained(folder)
+    model, tensors = AutoModelForCausalLM.from_pretrained(folder), load_file(folder / "model.safetensors")
+    assert tensors.keys() != model.state_dict().keys()
+    return model, tensors
+
+
+def adapted(model: Any, adapter: str) -> Any:
+    return get_peft_model(model, LoraConfig(r=2, **ADAPTERS[adapter])) if ADAPTERS[adapter] else model
+
+
+def check_same(weights: Any, tensors: dict[str, torch.Tensor]) -> None:
+    pairs = list(weights.items() if isinstance(weights, Mapping) else weights)
+    assert len(pairs) == len(dict(pairs)), "each once"
+    assert dict(pairs).keys() == tensors.keys()
+    for name, tensor in pairs:
+        torch.testing.assert_close(tensor, tensors[name], atol=0, rtol=0)
+
+
+def rollouts_of(model: Any, push: Any) -> AsyncRollouts:
+    collector: Any = SimpleNamespace(push=push)
+    rollouts = AsyncRollouts(collector, [{"task_id": "a"}])
+    rollouts._trainer = trainer(model)
+    return rollouts
 
 
 class Engine:
@@ -70,22 +114,31 @@ def test_an_adapter_is_merged_under_the_checkpoints_names_and_taken_out_again_to
         assert not weights, "of another rank"
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_experts_are_pushed_one_by_one_as_checkpoints_have_them(tmp_path: Path, adapted: bool) -> None:
-    """The engines take them under these names alone."""
-    config = Qwen3MoeConfig(
-        vocab_size=16, hidden_size=8, intermediate_size=8, moe_intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=8, num_experts=2, num_experts_per_tok=1, tie_word_embeddings=False,
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        names = set(file.keys())
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert names != model.state_dict().keys()
-    if adapted:
-        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
-    with whole_weights(trainer(model)) as weights:
-        assert {name for name, _ in weights} == names  # type: ignore[misc]
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_is_pushed_as_its_checkpoint_has_it(tmp_path: Path, family: str, adapter: str) -> None:
+    """The engines take experts under these names alone."""
+    model, tensors = mixture_of(family, tmp_path)
+    with whole_weights(trainer(adapted(model, adapter))) as weights:
+        check_same(weights, tensors)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_what_trl_streams_of_a_mixture_is_pushed_as_its_checkpoint_has_it(
+    tmp_path: Path, family: str, adapter: str
+) -> None:
+    model, tensors = mixture_of(family, tmp_path)
+    model = adapted(model, adapter)
+    versions = []
+
+    def push(weights: Any, version: str, **_: Any) -> None:
+        check_same(weights, tensors)
+        versions.append(version)
+
+    rollouts = rollouts_of(model, push)
+    rollouts.send_weights((name, parameter.detach()) for name, parameter in checkpoint_parameters(model))
+    assert versions == [f"{rollouts.versions.lineage}/0"]
 
 
 def test_a_push_that_fails_leaves_the_model_as_it_was() -> None:

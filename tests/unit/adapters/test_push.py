@@ -8,12 +8,14 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from steno import Client
 from steno.contracts.errors import BadRequest, Conflict, NotFound, Unreachable
 from steno.contracts.policy import Update, UpdateSpec, Want, WorkerUpdate
+from steno.models import TINY
 from steno_adapters import weights
-from steno_adapters.weights import PushRefused, push
+from steno_adapters.weights import PushRefused, as_in_checkpoint, push
 
 
 class Proxy:
@@ -67,6 +69,30 @@ def test_values_that_are_no_numbers_are_not_sent(value: float) -> None:
         pushed(Proxy(), {"w": torch.tensor([1.0, value])})
     with pytest.raises(BadRequest, match="must be at least one"):
         pushed(Proxy(), {})
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_experts_are_sent_one_by_one_as_checkpoints_have_them(tmp_path: Path, loaded: bool) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, moe_intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=8, num_experts=2, num_experts_per_tok=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    model: Any = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "model")
+    if loaded:
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    proxy = Proxy("done")
+    pushed(proxy, as_in_checkpoint(model, model.state_dict()), folder=tmp_path)
+    [file] = Path(proxy.specs[0].location).glob("*.safetensors")
+    found, wanted = load_file(file), load_file(tmp_path / "model" / "model.safetensors")
+    assert found.keys() == wanted.keys() != model.state_dict().keys(), "a tied head is left out"
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_what_transformers_does_not_convert_is_sent_as_it_is() -> None:
+    for model in (AutoModelForCausalLM.from_pretrained(TINY), torch.nn.Linear(1, 1)):
+        tensors = model.state_dict()
+        assert as_in_checkpoint(model, tensors) is tensors
 
 
 def test_tied_weights_are_sent_once_and_views_whole(tmp_path: Path) -> None:
