@@ -18,6 +18,9 @@ from tests.support.contracts.recording import END, record
 from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.records.recordings import session
 
+LATER_THAN_ANY = 4_000_000_000.0
+"""Unix seconds: what these clocks say counts, and not what Redis's says."""
+
 
 class Crash(BaseException):  # nothing may outlive it
     pass
@@ -25,7 +28,7 @@ class Crash(BaseException):  # nothing may outlive it
 
 class Clock:
     def __init__(self) -> None:
-        self.now = 1_800_000_000.0
+        self.now = LATER_THAN_ANY
 
     def __call__(self) -> float:
         return self.now
@@ -47,7 +50,7 @@ class Windows:
 
     async def later(self) -> int:
         self.clock.now += GRACE_S + 1
-        return await self.healthy.sweep()
+        return await self.healthy.sweep(now=self.clock.now)
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ async def test_a_session_registered_but_not_published_is_listed_after_a_sweep(
         await windows.dying.register(session("lost", group_id="g"))
     assert (await windows.healthy.session("lost")).status == "open"  # the truth is there
     assert await listed(windows.healthy) == []  # the list does not know yet
-    assert await windows.healthy.sweep() == 0  # it may be in the middle of it
+    assert await windows.healthy.sweep(now=windows.clock.now) == 0  # it may be in the middle of it
     assert await windows.later() == 1
     assert await listed(windows.healthy, status="open", group_id="g") == ["lost"]
     assert pending(server) == 0
@@ -190,6 +193,6 @@ async def test_any_number_of_replicas_may_sweep_at_once(server: RedisServer, win
         with pytest.raises(Crash):
             await windows.dying.register(session(f"t{number}"))
     windows.clock.now += GRACE_S + 1
-    await asyncio.gather(*(windows.healthy.sweep() for _ in range(4)))
+    await asyncio.gather(*(windows.healthy.sweep(now=windows.clock.now) for _ in range(4)))
     assert await listed(windows.healthy) == [f"t{number}" for number in range(5)]
     assert pending(server) == 0

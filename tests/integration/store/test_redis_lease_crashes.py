@@ -23,7 +23,7 @@ class Replicas:
     """One that dies, at its next call of something, and a healthy one."""
 
     def __init__(self, url: str) -> None:
-        self.now = 1_800_000_000.0
+        self.now = 4_000_000_000.0  # later than Redis's clock says
         self.dying = RedisStore(url, clock=lambda: self.now, **PATIENT)
         self.healthy = RedisStore(url, clock=lambda: self.now, **PATIENT)
 
@@ -45,7 +45,7 @@ class Replicas:
 
     async def sweep(self) -> None:
         self.now += GRACE_S + 1
-        await self.healthy.sweep()
+        await self.healthy.sweep(now=self.now)
 
 
 @pytest.fixture

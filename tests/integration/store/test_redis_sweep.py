@@ -121,9 +121,8 @@ async def test_nor_from_being_accounted_for_nor_from_leaving(
         await store.complete(trial_id, status="completed", reward=1.0, end_reason="", metrics={}, now=now)
     bad = trials[:120]
     with server.client() as client, broken(client, *bad):
-        async with opened(server, clock=lambda: now - 60.0, **PATIENT) as before:
-            await before._index.announce(trials)  # as a call does that is cut off
-        assert await store.sweep() == 30
+        await store._index.announce(trials)  # as a call does that is cut off
+        assert await store.sweep(now=now + 60.0) == 30
         assert [trial_id for trial_id in trials if f"trial {trial_id}" in caplog.text] == bad
         assert client.zcard(PENDING) == 120
         assert await store.expire(now=now + 60.0, retention_s=1.0) == 30
@@ -192,7 +191,7 @@ async def test_a_settling_that_failed_is_remembered_by_the_store_alone(
 ) -> None:
     """The process kept each for as long as it ran, though a sweep had made it good."""
     await store.create_group(*make_group("g", 3))
-    now, settle = time.time() - 60.0, store._accounts.settle
+    now, settle = time.time(), store._accounts.settle
 
     async def fails(trial_id: str, now: float) -> Any:
         if trial_id == "g-1":
@@ -200,14 +199,13 @@ async def test_a_settling_that_failed_is_remembered_by_the_store_alone(
         return await settle(trial_id, now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._index, "_clock", lambda: now)
         patch.setattr(store._accounts, "settle", fails)
         for trial_id in ("g-0", "g-1", "g-2"):
             await store.complete(trial_id, status="completed", reward=1.0, end_reason="", metrics={}, now=now)
             with contextlib.suppress(StoreUnavailable):
                 await store.settle(trial_id, now=now)
     assert store._unsettled == {}
-    assert await store.sweep() == 1
+    assert await store.sweep(now=now + 60.0) == 1
     with server.client() as client:
         assert client.zcard(PENDING) == 0
     [group] = await store.runs.groups("r")

@@ -47,7 +47,7 @@ from steno_proxy.store.views import ListPosition
 log = logging.getLogger(__name__)
 
 GRACE_S = 30.0
-"""How long an announcement is left alone: several times what a write may take (redis_link.CALL_TIMEOUT_S), and clocks differ."""
+"""How long an announcement is left alone: several times what a write may take (redis_link.CALL_TIMEOUT_S)."""
 UNTIMED_EVERY_S = 600.0
 _BATCH = 100
 
@@ -64,7 +64,7 @@ class RedisIndex:
         self._link = link
         self._group_gone = group_gone
         self._clock = clock
-        self._publish = Script("publish")
+        self._announce, self._publish = Script("announce"), Script("publish")
         self._untimed_at = -UNTIMED_EVERY_S
 
     async def announce(self, trial_ids: Iterable[str], group_id: str | None = None) -> dict[str, str]:
@@ -74,9 +74,7 @@ class RedisIndex:
         """
         named = "" if group_id is None else f"/{group_id}"
         members = {trial_id: f"{trial_id}/{secrets.token_hex(4)}{named}" for trial_id in trial_ids}
-        now = repr(self._clock())
-        scored = [part for member in members.values() for part in (now, member)]
-        await self._link.write("ZADD", PENDING, *scored)
+        await self._link.run(self._announce, [PENDING], [repr(self._clock()), *members.values()])
         return members
 
     async def publish(
@@ -135,13 +133,14 @@ class RedisIndex:
         until = self._clock() + max(left_ms, 0) / 1000
         await self.publish(trial_id, head, member, at=at, until=until, found_by=found_by)
 
-    async def sweep(self, before: Callable[[str], Awaitable[None]]) -> int:
+    async def sweep(self, before: Callable[[str], Awaitable[None]], now: float) -> int:
         """Finish what a crash left between the steps. Returns how many announcements it settled. One whose session can't be read,
         say, is logged and left for the next sweep.
 
-        Args: before: what else is owed for a trial, to be done before its announcement goes.
+        Args: before: what else is owed for a trial, to be done before its announcement goes. now: Unix seconds, no later than
+            the server's clock says: what is being written now is no leftover, and no tombstone that still stands is forgotten.
         """
-        client, settled, left, now = self._link.client, 0, 0, self._clock()
+        client, settled, left = self._link.client, 0, 0
         await self._link.call(client.zremrangebyscore(DEAD, "-inf", repr(now)))
         while True:
             bounds = {"byscore": True, "offset": left, "num": _BATCH, "withscores": True}

@@ -65,7 +65,8 @@ class RedisStore(RedisRecordings):
     """Keeps the `SessionStore` protocol. Any number of replicas may use one Redis.
 
     Args: url: see `read_redis_url`. wait: how many replicas must have what is written before it counts as written, and for how
-        long that is waited for. clock: wall clock, Unix seconds; only announcements and tombstones in the index are timed by it.
+        long that is waited for. clock: wall clock, Unix seconds; only announcements and tombstones in the index are timed by it,
+        and announcements only where it is ahead of Redis's.
     """
 
     def __init__(
@@ -395,7 +396,7 @@ class RedisStore(RedisRecordings):
 
     async def expire(self, *, now: float, retention_s: float) -> int:
         """Also finishes what crashes left undone (`sweep`)."""
-        await self.sweep()
+        await self.sweep(now=now)
         return await self.departures.drop_ended(now=now, retention_s=retention_s)
 
     async def shelve(self, session: Session) -> None:
@@ -423,10 +424,12 @@ class RedisStore(RedisRecordings):
             used = (await self._link.call(self._link.client.info("memory")))["used_memory"]
         return {"backend": "redis", "sessions": await self._index.counts(), "used_bytes": used}
 
-    async def sweep(self) -> int:
+    async def sweep(self, *, now: float | None = None) -> int:
         """What crashed calls left undone: of sessions that have ended, in their runs; of all, in the index. Returns how many
-        announcements it settled. `expire` does it too."""
-        return await self._index.sweep(self._settle_again)
+        announcements it settled. `expire` does it too.
+
+        Args: now: Unix seconds; None: by the clock that is behind, of this process's and Redis's."""
+        return await self._index.sweep(self._settle_again, min(self._clock(), await self.now()) if now is None else now)
 
     async def _settle_again(self, trial_id: str) -> None:
         await self._accounts.settle(trial_id, self._clock())
