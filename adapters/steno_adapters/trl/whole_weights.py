@@ -3,12 +3,14 @@ push."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from accelerate.utils import is_peft_model
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from steno.contracts.errors import BadRequest
 from steno_adapters.trl.private_names import checkpoint_parameters
@@ -53,7 +55,7 @@ def streamed_weights(trainer: Any, parameters: Iterator[tuple[str, Tensor]]) -> 
     """Args: parameters: TRL's stream of them, in which an adapter is merged. Other ranks run through it at the same time."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     base = model.get_base_model() if is_peft_model(model) else model
-    return as_in_checkpoint(base, parameters)
+    return as_in_checkpoint(base, itertools.chain(parameters, _beside_trls(model)))
 
 
 @contextmanager
@@ -64,11 +66,46 @@ def _merged(model: Any) -> Iterator[Weights]:
     try:
         model.merge_adapter()
         whole = ((name, parameter.detach()) for name, parameter in checkpoint_parameters(model))
-        yield as_in_checkpoint(model.get_base_model(), whole)
+        yield as_in_checkpoint(model.get_base_model(), itertools.chain(whole, _beside_trls(model)))
     finally:
         model.unmerge_adapter()
         for parameter, kept in zip(adapted, before, strict=True):
             parameter.data.copy_(kept)
+
+
+def _beside_trls(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """What TRL's stream of parameters leaves out and a checkpoint has: parameters that are frozen, and persistent buffers.
+
+    What FSDP2 has cut is left out here too: to gather it is a collective, and the first rank alone reads this.
+    """
+    if is_peft_model(model):
+        yield from _buffers(model.get_base_model(), _adapter_layers(model))
+        return
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad and not isinstance(parameter, DTensor):
+            yield name.replace("_checkpoint_wrapped_module.", ""), parameter.detach()
+    yield from _buffers(model, ())
+
+
+def _buffers(base: Any, added: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Those that are persistent, under the model's own names. added: paths of the adapter's layers."""
+    for name, buffer in base.state_dict(keep_vars=True).items():
+        layer = next((path for path in added if name.startswith(path)), "")
+        rest = name.removeprefix(layer)
+        if not isinstance(buffer, Tensor) or isinstance(buffer, nn.Parameter):
+            continue
+        if layer and not rest.startswith(("base_layer.", "modules_to_save.default.")):
+            continue  # the adapter's own, or of a module that another one stands for
+        rest = rest.removeprefix("modules_to_save.default.").replace("base_layer.", "")
+        yield f"{layer}{rest}".replace("_checkpoint_wrapped_module.", ""), buffer.detach()
+
+
+def _adapter_layers(model: Any) -> tuple[str, ...]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    kinds = (BaseTunerLayer, ModulesToSaveWrapper)
+    return tuple(f"{path}." for path, module in model.get_base_model().named_modules() if isinstance(module, kinds))
 
 
 @contextmanager

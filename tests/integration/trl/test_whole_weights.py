@@ -16,10 +16,15 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from steno.contracts.errors import BadRequest
+from steno.contracts.policy import Update, UpdateSpec
 from steno.models import TINY
+from steno_adapters import probe_of
+from steno_adapters import weights as weights_module
 from steno_adapters.trl import AsyncRollouts
 from steno_adapters.trl.private_names import checkpoint_parameters
 from steno_adapters.trl.whole_weights import check_adapter, whole_weights
+from tests.integration.engines.test_updates import Worker, mixture
+from tests.support.weights.trained import perturbed
 
 pytestmark = pytest.mark.trl
 LORA = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
@@ -30,7 +35,13 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 8, "num_key_value_heads": 1, "head_dim": 8, "num_experts": 2},
-}
+    "deepseek_v3": {
+        "moe_intermediate_size": 8, "num_key_value_heads": 1, "n_routed_experts": 2, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 0, "kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+}  # fmt: skip
+"""The second has buffers in its checkpoint."""
 
 
 def trainer(model: Any, **changes: Any) -> Any:
@@ -50,6 +61,9 @@ def mixture_of(family: str, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]
         num_experts_per_tok=1, tie_word_embeddings=False, **MIXTURES[family],
     )  # fmt: skip
     made = AutoModelForCausalLM.from_config(config)
+    for name, tensor in made.state_dict().items():
+        if "correction_bias" in name:
+            tensor.copy_(torch.rand_like(tensor))
     made.save_pretrained(folder)
     model, tensors = AutoModelForCausalLM.from_pretrained(folder), load_file(folder / "model.safetensors")
     assert tensors.keys() != model.state_dict().keys()
@@ -117,7 +131,7 @@ def test_an_adapter_is_merged_under_the_checkpoints_names_and_taken_out_again_to
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_mixture_is_pushed_as_its_checkpoint_has_it(tmp_path: Path, family: str, adapter: str) -> None:
-    """The engines take experts under these names alone."""
+    """The engines take experts one by one, and miss what is no parameter."""
     model, tensors = mixture_of(family, tmp_path)
     with whole_weights(trainer(adapted(model, adapter))) as weights:
         check_same(weights, tensors)
@@ -128,7 +142,9 @@ def test_a_mixture_is_pushed_as_its_checkpoint_has_it(tmp_path: Path, family: st
 def test_what_trl_streams_of_a_mixture_is_pushed_as_its_checkpoint_has_it(
     tmp_path: Path, family: str, adapter: str
 ) -> None:
+    """TRL leaves out what is frozen, and what is no parameter."""
     model, tensors = mixture_of(family, tmp_path)
+    model.model.embed_tokens.requires_grad_(False)
     model = adapted(model, adapter)
     versions = []
 
@@ -139,6 +155,32 @@ def test_what_trl_streams_of_a_mixture_is_pushed_as_its_checkpoint_has_it(
     rollouts = rollouts_of(model, push)
     rollouts.send_weights((name, parameter.detach()) for name, parameter in checkpoint_parameters(model))
     assert versions == [f"{rollouts.versions.lineage}/0"]
+
+
+async def test_the_embedded_engine_serves_a_mixture_that_trl_streams(tmp_path: Path) -> None:
+    folder = mixture(tmp_path / "model")
+    model = perturbed(folder, 1)
+    specs: list[UpdateSpec] = []
+
+    def posted(spec: UpdateSpec) -> Update:
+        specs.append(spec)
+        return Update(
+            update_id=spec.update_id, version=spec.version, transport=spec.transport, created_at=0.0, state="done",
+            workers=[], wants=[],
+        )  # fmt: skip
+
+    def push(weights: Any, version: str, **_: Any) -> None:
+        client: Any = SimpleNamespace(post_update=posted)
+        weights_module.push(client, weights, version, folder=tmp_path, probe=probe_of(model, range(24)))
+
+    parameters = ((name, parameter.detach()) for name, parameter in checkpoint_parameters(model))
+    rollouts_of(model, push).send_weights(parameters)
+    worker = Worker(tmp_path / "staging", folder)
+    await worker.engine.start()
+    last = await worker.update(specs[0])
+    assert last.state == "served", last.message
+    await worker.updates.close()
+    await worker.engine.stop()
 
 
 def test_a_push_that_fails_leaves_the_model_as_it_was() -> None:
