@@ -39,7 +39,7 @@ from steno_adapters.trl.private_names import count_groups_before, rows_of_step
 from steno_adapters.trl.row_progress import RowProgress
 from steno_adapters.trl.row_refusal import judged
 from steno_adapters.trl.version_count import VersionCount
-from steno_adapters.trl.whole_weights import streamed_weights
+from steno_adapters.trl.whole_weights import check_unquantised, streamed_weights
 from steno_rollouts.tasks.task import Task
 
 log = logging.getLogger(__name__)
@@ -126,6 +126,7 @@ class AsyncRollouts:
         self._trainer = AsyncGRPOTrainer(
             model, args=args, callbacks=callbacks, rollout_worker=self, weight_transfer=self, **options
         )  # fmt: skip
+        check_unquantised(self._trainer)
         return self._trainer
 
     # -- RolloutWorkerProtocol ------------------------------------------------------------------------------------------------

@@ -36,6 +36,22 @@ def check_adapter(trainer: Any) -> None:
             "merged weights",
             field="peft_config",
         )
+    check_unquantised(trainer)
+
+
+def check_unquantised(trainer: Any) -> None:
+    """Raises: BadRequest: the trainer's model has an adapter on quantised weights, which workers can't take merged."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not is_peft_model(model):
+        return
+    for name, parameter in model.named_parameters():
+        # bitsandbytes may keep 4-bit weights in tensors of a floating-point type.
+        if not parameter.is_floating_point() or hasattr(parameter, "quant_state"):
+            raise BadRequest(
+                f"peft_config: got an adapter on quantised weights ({name}), must be on floating-point ones: workers get merged "
+                "weights",
+                field="peft_config",
+            )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from steno.contracts.policy import Update, UpdateSpec
 from steno.models import TINY
 from steno_adapters import probe_of
 from steno_adapters import weights as weights_module
-from steno_adapters.trl import AsyncRollouts
+from steno_adapters.trl import AsyncRollouts, async_rollouts
 from steno_adapters.trl.private_names import checkpoint_parameters
 from steno_adapters.trl.whole_weights import check_adapter, whole_weights
 from tests.integration.engines.test_updates import Worker, mixture
@@ -208,3 +208,24 @@ def test_an_adapter_that_cannot_be_merged_is_refused_by_name() -> None:
     prompts = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY), tuned)
     with pytest.raises(BadRequest, match="peft_config: got PROMPT_TUNING, must be an adapter that can be merged"):
         check_adapter(trainer(prompts))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+def test_an_adapter_on_quantised_weights_is_refused_before_the_first_push(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Workers would refuse packed weights by their shapes."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY), LORA)
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj.base_layer
+    layer.weight = torch.nn.Parameter(torch.zeros(layer.weight.numel() // 2, 1, dtype=dtype), requires_grad=False)
+    if dtype.is_floating_point:
+        layer.weight.quant_state = "nf4"  # as bitsandbytes does, of which the type is an option
+    made = trainer(model)
+    refused = r"peft_config: got an adapter on quantised weights \(.*q_proj.base_layer.weight\)"
+    with pytest.raises(BadRequest, match=refused):
+        check_adapter(made)
+    monkeypatch.setattr(async_rollouts, "AsyncGRPOTrainer", lambda *_, **__: made)
+    collector: Any = None
+    args: Any = SimpleNamespace(token_budget=0)
+    with pytest.raises(BadRequest, match=refused):
+        AsyncRollouts(collector, [{"task_id": "a"}]).trainer("model", args)
