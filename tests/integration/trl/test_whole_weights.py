@@ -14,6 +14,7 @@ from accelerate import Accelerator, DistributedType
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from steno.contracts.errors import BadRequest
 from steno.contracts.policy import Update, UpdateSpec
@@ -90,23 +91,30 @@ def rollouts_of(model: Any, push: Any) -> AsyncRollouts:
 
 
 class Engine:
-    """As much of DeepSpeed's engine as accelerate asks under ZeRO-3."""
+    """As much of DeepSpeed's engine as accelerate asks under ZeRO-3, which leaves nothing in the model's own parameters."""
+
+    def __init__(self, model: Any) -> None:
+        self._whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        for parameter in model.parameters():
+            parameter.data = torch.empty(0)
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         return True
 
     def _zero3_consolidated_16bit_state_dict(self) -> dict[str, torch.Tensor]:
-        return {"weight": torch.ones(1)}
+        return self._whole
 
 
-def test_under_zero_3_deepspeeds_engine_gathers_and_not_the_model_in_it() -> None:
-    model = torch.nn.Linear(1, 1)
-    made = trainer(model, model_wrapped=Engine(), is_deepspeed_enabled=True)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_under_zero_3_deepspeeds_engine_gathers_and_not_the_model_in_it(tmp_path: Path, family: str) -> None:
+    model, tensors = mixture_of(family, tmp_path)
+    model._weight_conversions = get_model_conversion_mapping(model)  # the whole list, as transformers leaves it there
+    made = trainer(model, model_wrapped=Engine(model), is_deepspeed_enabled=True)
     made.accelerator.distributed_type = DistributedType.DEEPSPEED
     made.accelerator.deepspeed_config = {"zero_optimization": {"stage": 3}}
     made.accelerator.get_state_dict = lambda model: Accelerator.get_state_dict(made.accelerator, model)
     with whole_weights(made) as weights:
-        assert weights == {"weight": torch.ones(1)}
+        check_same(weights, tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
