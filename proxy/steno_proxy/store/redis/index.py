@@ -55,16 +55,18 @@ _BATCH = 100
 class RedisIndex:
     """The lists of sessions and groups, and what waits to be accounted for.
 
-    Args: group_gone: is called when the last session of a group is gone, and its record with it.
+    Args: group_gone: is called when the last session of a group is gone, before its record goes. group_back: is called with that
+        record where the group was made again meanwhile.
     """
 
     def __init__(
-        self, link: RedisLink, clock: Callable[[], float], group_gone: Callable[[Group], Awaitable[None]]
-    ) -> None:
+        self, link: RedisLink, clock: Callable[[], float], group_gone: Callable[[Group], Awaitable[None]],
+        group_back: Callable[[bytes], Awaitable[None]],
+    ) -> None:  # fmt: skip
         self._link = link
-        self._group_gone = group_gone
+        self._group_gone, self._group_back = group_gone, group_back
         self._clock = clock
-        self._announce, self._publish = Script("announce"), Script("publish")
+        self._announce, self._publish, self._drop_same = Script("announce"), Script("publish"), Script("drop_same")
         self._untimed_at = -UNTIMED_EVERY_S
 
     async def announce(self, trial_ids: Iterable[str], group_id: str | None = None) -> dict[str, str]:
@@ -108,12 +110,27 @@ class RedisIndex:
         args += ["" if look_at is None else repr(look_at), b"" if found_by is None else found_by.line()]
         left = await self._link.run(self._publish, index_keys(group), args)
         if group is not None and left == 0:
-            raw = await self._link.call(self._link.client.get(group_key(group)))
-            if raw is not None:
-                await self._group_gone(read_json(Group, raw))
-                await self._link.call(self._link.client.delete(group_key(group)))
+            await self._let_go(group)
         if last:
             await self.withdraw(last)
+
+    async def _let_go(self, group_id: str) -> None:
+        """A group has no session any more. Who makes it again meanwhile may have found its record, and its run may have forgotten
+        it since: `RedisStore.create_group` looks at the record once its sessions are listed, and here the list is looked at
+        once the record has gone. So one of the two sees what the other did."""
+        key = group_key(group_id)
+        raw = await self._link.call(self._link.client.get(key))
+        if raw is None:
+            return
+        await self._group_gone(read_json(Group, raw))
+        if not await self.lists(group_id):
+            await self._link.run(self._drop_same, [key], [raw])
+        if await self.lists(group_id):
+            await self._group_back(raw)
+
+    async def lists(self, group_id: str) -> bool:
+        """Whether any session of the group is listed."""
+        return bool(await self._link.call(self._link.client.zcard(group_index_key(group_id))))
 
     async def withdraw(self, member: str) -> None:
         """Instead of step 3, when step 2 changed nothing."""

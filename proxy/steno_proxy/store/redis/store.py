@@ -83,7 +83,7 @@ class RedisStore(RedisRecordings):
         )
         self.runs = RedisRuns(self._link, self._watch_link, self._living, WATCH_BLOCK_MS)
         self._accounts = RedisAccounts(self._link, self.runs)
-        self._index = RedisIndex(self._link, clock, self._group_gone)
+        self._index = RedisIndex(self._link, clock, self._group_gone, self._group_back)
         self._unsettled: dict[str, list[str]] = {}  # announcements of ends that `settle` is to follow
         self._clock = clock
         self.home = home_of(url)
@@ -146,6 +146,9 @@ class RedisStore(RedisRecordings):
             gone += [error for error in await asyncio.gather(*(there(one) for one in made)) if error is not None]
         if gone and (before is None or (len(gone) == len(sessions) and not archived)):
             raise gone[0]
+        [kept] = await self._link.ask(("GET", group_key(group.group_id)))
+        if kept is None and await self._index.lists(group.group_id):  # its earlier life ended meanwhile (`RedisIndex`)
+            await self._group_back(before or written)
         return group
 
     async def _check_free(self, group: Group, sessions: Sequence[Session]) -> None:
@@ -311,6 +314,11 @@ class RedisStore(RedisRecordings):
 
     async def _group_gone(self, group: Group) -> None:
         await self.runs.forget(group, self._clock())
+
+    async def _group_back(self, record: bytes) -> None:
+        """A group was made again while its earlier life was forgotten. Idempotent."""
+        before = await self._run("once", [group_key(read_json(Group, record).group_id)], [record])
+        await self.runs.open_group(read_json(Group, before or record))
 
     async def complete(
         self,
