@@ -29,7 +29,7 @@ GONE_S = 120.0
 """For a pod to be gone that was deleted."""
 PAUSE_S = 30.0
 """Longest before a keeper that ended is started again."""
-END_S = 10.0
+END_S = 15.0
 """For a keeper to end by itself."""
 
 

@@ -28,7 +28,7 @@ from .states import PodState, state_of
 LOOK_S = 0.5
 PAUSE_S = 30.0
 """Longest pause between two watches that broke."""
-END_S = 30.0
+END_S = 10.0
 """For the last word to the cluster."""
 
 
