@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -32,18 +33,31 @@ from steno_proxy.workers.stream import Stream
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class FullEngines:
+    """Engines that had no room for a turn, since its last attempt that ended otherwise.
+
+    processes: asked since the last pause. since: the first refused it; by the event loop's clock. pause_s: the last one.
+    """
+
+    processes: frozenset[str] = frozenset()
+    since: float | None = None
+    pause_s: float = 0.0
+
+
 class OpenChoice:
     """One completion while it runs.
 
     order, stream: of the attempt that runs.
+    failures: attempts that count (`failover.py`). full: engines that sent it away.
     plan: where it stands; the request's, until the worker or a commit knows better.
     finished: what its clients are to see, once it is on record, whole. commit, saving: the writes, of the turn and of what was
     open of it.
     """
 
     __slots__ = (
-        "_in_one_piece", "_recorder", "_recording", "commit", "facts", "finished", "index", "order", "plan", "saving", "stream",
-        "transcript",
+        "_in_one_piece", "_recorder", "_recording", "commit", "facts", "failures", "finished", "full", "index", "order", "plan",
+        "saving", "stream", "transcript",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +73,8 @@ class OpenChoice:
         self.facts = facts
         self.plan = plan
         self.finished: Choice | None = None
+        self.failures = 0
+        self.full = FullEngines()
         self._in_one_piece = False
         self.commit: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None

@@ -6,7 +6,8 @@
     sampled, not resumable, told             it breaks, as its dialect breaks
 
 Every attempt has a number, and a stream of its own on a channel that is not the lost one: nothing of an earlier attempt can come
-in with a later one's. Owns the choice among these four; `placement.py` knows who can take what, `choice.py` writes the record.
+in with a later one's. An engine that is full has not failed: what was sampled waits for it, `queue_s` at most. Owns the choice
+among these four; `placement.py` knows who can take what, `choice.py` writes the record.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from steno.contracts.errors import (
 )
 from steno_proxy import metrics
 from steno_proxy.tracing.seen import TurnMove
-from steno_proxy.turns.choice import OpenChoice
+from steno_proxy.turns.choice import FullEngines, OpenChoice
 from steno_proxy.turns.continuation import Plan
+from steno_proxy.turns.transcript import ChoiceTranscript
 from steno_proxy.workers.hub import Hub
 from steno_proxy.workers.placement import Order
 from steno_proxy.workers.routing import NoTokenizer
@@ -39,11 +41,12 @@ from steno_proxy.workers.stream import Stream
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Of one turn. A request that ends every engine it meets must not meet them all."""
+"""Of one turn. A request that ends every engine it meets must not meet them all. What was sampled and finds an engine full is not
+counted."""
 PASSING = (WorkerLost, EngineFailed, NoWorker, TooManyRequests)
 """Failures that another worker may not have."""
-FULL_S = 5.0
-"""How long to wait at most before an engine that was full is asked again."""
+PAUSE_S, MOST_PAUSE_S = 0.01, 5.0
+"""How long to wait at least, and at most, before engines that were full are asked again. Doubled from one time to the next."""
 
 
 async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, untold: bool) -> None:
@@ -52,66 +55,101 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     Args: plan: the request's, from before any worker had a say. untold: nobody has been told anything of this choice.
     Raises: `error`, where it can't go on.
     """
-    transcript, order = choice.transcript, choice.order
-    attempt = order.attempt + 1
-    if attempt >= MAX_ATTEMPTS:
-        raise error
+    transcript, order, lost_worker = choice.transcript, choice.order, choice.stream.worker_id
     # Its upstream is the same behind every worker, and may be paid by the request: what fails there is the client's to repeat.
     if choice.stream.card.text_only and not isinstance(error, WorkerLost):
         raise error
-    # A worker that was lost may be well: only its channel is over, and it may be the only one. An engine that failed fails again.
-    lost, lost_worker = isinstance(error, WorkerLost), choice.stream.worker_id
-    failed, avoid = order.avoid, order.avoid | {choice.stream.channel if lost else choice.stream.process}
-    shed = transcript.is_empty() and isinstance(error, TooManyRequests)
+    how, full = _how(transcript, untold=untold), isinstance(error, TooManyRequests)
+    shed = full and how == "moved"
+    refused = full and how == "taken_over" and not choice.stream.received_tokens
+    choice.failures += not refused
+    if how == "not_resumable":
+        raise _broken(how, choice, error, "it is not resumable, and its client has a part of it")
+    if choice.failures >= MAX_ATTEMPTS:
+        if shed:  # nothing is lost, and no worker was
+            raise error
+        raise _broken("no_worker", choice, error, f"{MAX_ATTEMPTS} attempts have failed")
+    avoid = order.avoid
+    if not full:
+        # A worker that was lost may be well: only its channel is over, and it may be the only one. An engine that failed fails
+        # again.
+        avoid |= {choice.stream.channel if isinstance(error, WorkerLost) else choice.stream.process}
+    if not (shed or refused):
+        choice.full = FullEngines()
     # A turn that ran had its place already; one that a full engine sent away has none yet.
     order = dataclasses.replace(
-        order, attempt=attempt, avoid=avoid, full_too=order.full_too or not shed, refused_bytes=0
+        order, attempt=order.attempt + 1, avoid=avoid, full_too=order.full_too or not shed, refused_bytes=0
     )
-    if transcript.is_empty():
-        how = "moved"
+    if how == "moved":
         transcript.started = None
         choice.plan = plan
-    elif transcript.started is not None and transcript.started.resumable and not transcript.text_only:
-        how = "taken_over"
+    elif how == "taken_over":
+        assert transcript.started is not None
         order.job = msgspec.structs.replace(order.job, sampling=transcript.started.law)
         prompt_ids = b"".join((choice.plan.prefix.ids, transcript.started.new_ids))
         order.prefix = order.prefix._replace(ids=prompt_ids, tokenizer=choice.tokenizer)
         order.sampled_ids, order.shown = bytes(transcript.ids), transcript.shown()
         order.begun_by, order.last_version = order.begun_by or choice.stream.card, transcript.last_version
-    elif untold:
-        how = "restarted"
-        await choice.restart(error, plan)
     else:
-        metrics.FAILOVERS.labels("not_resumable").inc()
-        raise error
+        await choice.restart(error, plan)
     try:
         # Only what would lose something is worth waiting for. A request that has nothing yet is its client's to send again.
         if how == "taken_over" and isinstance(error, WorkerLost):
             stream = await hub.place(order, urgent=True)
-        elif how == "taken_over" and isinstance(error, TooManyRequests):
-            stream = await _placed_beside(hub, order, failed, error)
+        elif isinstance(error, TooManyRequests):
+            stream = await _placed_beside(hub, choice, order, error, wait=how == "taken_over")
         else:
             stream = hub.open(order)
     except (NoWorker, NoTokenizer, TooManyRequests, BadRequest, BodyTooLarge) as refusal:
         if shed:  # nothing is lost, and no worker was
             raise error from refusal
-        metrics.FAILOVERS.labels("no_worker").inc()
-        log.warning("turn %s can't be resumed after %s: %s", order.turn_id, error.code, refusal.message)
-        raise error from refusal
-    metrics.FAILOVERS.labels(how).inc()
-    choice.facts.moves.append(TurnMove(time.time(), how, error.code, transcript.tokens, lost_worker))
-    log.info("turn %s is resumed: attempt %d, %s after %d tokens", order.turn_id, attempt, how, transcript.tokens)
+        raise _broken("no_worker", choice, error, refusal.message) from refusal
+    words = "turn %s is resumed: attempt %d, %s after %d tokens"
+    log.info(words, order.turn_id, order.attempt, how, transcript.tokens)
+    if not refused:  # else this is said already, of the worker that it was taken over from
+        metrics.FAILOVERS.labels(how).inc()
+        choice.facts.moves.append(TurnMove(time.time(), how, error.code, transcript.tokens, lost_worker))
     choice.moved(order, stream)
 
 
-async def _placed_beside(hub: Hub, order: Order, failed: frozenset[str], full: TooManyRequests) -> Stream:
-    """At another worker than the one whose engine is full, or there again a moment later if it is the only one.
+def _how(transcript: ChoiceTranscript, *, untold: bool) -> str:
+    """Which of the four it is, as `steno_proxy_failovers_total` names them."""
+    if transcript.is_empty():
+        return "moved"
+    if transcript.started is not None and transcript.started.resumable and not transcript.text_only:
+        return "taken_over"
+    return "restarted" if untold else "not_resumable"
 
-    Args: failed: what the order avoided before. Raises: as `Hub.place`.
+
+def _broken(how: str, choice: OpenChoice, error: StenoError, why: str) -> StenoError:
+    """Count and log that the turn is given up. Returns: `error`, to be raised."""
+    metrics.FAILOVERS.labels(how).inc()
+    log.warning("turn %s can't be resumed after %s: %s", choice.order.turn_id, error.code, why)
+    return error
+
+
+async def _placed_beside(hub: Hub, choice: OpenChoice, order: Order, error: TooManyRequests, *, wait: bool) -> Stream:
+    """At another worker than those whose engines are full, or, after a pause, at any of them again.
+
+    Args: wait: there may be a pause: until `queue_s` after the first of them was full, as queued requests wait.
+    Raises: as `Hub.place`.
     """
+    full, now, most_s = choice.full, asyncio.get_running_loop().time, hub.settings.queue_s
+    full.processes |= {choice.stream.process}
+    full.since = now() if full.since is None else full.since
     try:
-        return hub.open(order)
+        return hub.open(dataclasses.replace(order, avoid=order.avoid | full.processes))
     except (NoWorker, TooManyRequests):
-        await asyncio.sleep(min(full.retry_after_s or 0.0, FULL_S))
-        order.avoid = failed
-        return await hub.place(order, urgent=True)
+        if not wait:
+            raise
+    left_s = full.since + most_s - now()
+    if left_s <= 0:
+        raise TooManyRequests(f"no engine had room within {most_s:g} s")
+    full.pause_s = min(max(error.retry_after_s or 0.0, 2 * full.pause_s, PAUSE_S), MOST_PAUSE_S)
+    full.processes = frozenset()
+    await asyncio.sleep(min(full.pause_s, left_s))
+    try:
+        async with asyncio.timeout(max(0.0, full.since + most_s - now())):  # at its end they are asked once more
+            return await hub.place(order, urgent=True)
+    except TimeoutError:
+        raise NoWorker(f"no worker that can go on with it came within {most_s:g} s") from None

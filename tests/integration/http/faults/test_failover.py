@@ -58,9 +58,11 @@ class Able(ParrotEngine):
 
 
 @contextlib.asynccontextmanager
-async def two(bad: Script, kind: Kind = Stubborn, good: Script = lambda request: Say("whole")) -> AsyncIterator[Proxy]:
+async def two(
+    bad: Script, kind: Kind = Stubborn, good: Script = lambda request: Say("whole"), **settings: Any
+) -> AsyncIterator[Proxy]:
     """A proxy with a worker that speaks and one that does as `bad` says."""
-    async with running(worker=False) as proxy:
+    async with running(worker=False, **settings) as proxy:
         workers = []
         for name, script in (("good", good), ("bad", bad)):
             given = WorkerSettings(proxy=[f"ws://127.0.0.1:{proxy.port}"], worker_id=name)
@@ -108,7 +110,7 @@ def full(request: Generate) -> Say:
     return Say(refuse=TooManyRequests("full"))
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, 6])
 async def test_a_stream_that_is_read_goes_on_at_an_engine_that_was_full_for_a_moment(times: int) -> None:
     """I9: the worker that takes it over is the only one left."""
     refused: list[str] = []
@@ -125,6 +127,49 @@ async def test_a_stream_that_is_read_goes_on_at_an_engine_that_was_full_for_a_mo
             turns = await proxy.turns(trial)
             check_drawn(trial, turns)
             assert turns[0].attempt == (1 + times if trial in refused else 0) and not turns[0].partial
+    assert refused
+
+
+async def test_a_stream_whose_engine_stays_full_breaks_after_the_wait_of_queued_requests_and_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """I4, I9: an alert says that turns were lost."""
+
+    def full_to_what_goes_on(request: Generate) -> Say:
+        return Say(refuse=TooManyRequests("full", retry_after_s=0.01)) if request.sampled_ids else Say("whole")
+
+    def count(how: str) -> float:
+        return float(metrics.FAILOVERS.labels(how)._value.get())
+
+    lost, taken_over, broken = count("no_worker"), count("taken_over"), 0
+    async with two(lambda request: Say("whole", fail_after=2), Able, full_to_what_goes_on, queue_s=0.5) as proxy:
+        for trial in TRIALS:
+            said, ended = await streamed(proxy, trial)
+            [turn] = await proxy.turns(trial, at_least=1)
+            check_drawn(trial, [turn])
+            assert (said, turn.partial) == (("whole", False) if ended else ("wh", True))
+            assert ended or (turn.error.startswith("rate_limited") and turn.attempt > 1)
+            broken += not ended
+    assert broken and (count("no_worker") - lost, count("taken_over") - taken_over) == (broken, broken)
+    assert caplog.text.count("can't be resumed after rate_limited: no engine had room within 0.5 s") == broken
+
+
+async def test_an_engine_that_was_full_when_a_turn_began_takes_it_over_later() -> None:
+    """It is the only one that is left."""
+    refused: list[str] = []
+
+    def full_at_first(request: Generate) -> Say:
+        if not request.sampled_ids and len(request.job.messages) == 1:
+            refused.append(request.trial_id)
+            return Say(refuse=TooManyRequests("full"))
+        return Say("whole")
+
+    async with two(lambda request: Say("whole", fail_after=2), Able, full_at_first) as proxy:
+        for trial in TRIALS:
+            assert await streamed(proxy, trial) == ("whole", True)
+            [turn] = await proxy.turns(trial)
+            assert [span.worker_id for span in turn.workers] == ["bad", "good"]
+            assert turn.attempt == 1 + (trial in refused)
     assert refused
 
 
