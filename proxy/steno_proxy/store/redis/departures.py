@@ -150,26 +150,40 @@ class RedisDepartures:
         if isinstance(found, Session):
             await self._end(trial_id, found.group_id)
         else:
-            log.warning(
-                "which group session %s was of can't be read; the next round asks again: %s", trial_id, found.message
-            )
+            log.warning("session %s has left for the archive, and can't be read there: %s", trial_id, found.message)
+            await self._index.settle(trial_id, at=self._clock())  # its announcement says which group it was of
 
-    async def _end(self, trial_id: str, group_id: str | None) -> None:
+    async def _end(self, trial_id: str, group_id: str | None, member: str = "") -> None:
         """A session is in the archive alone. If it is the last of its group here, its run lets go of the group first: as long as
-        `ended` has the session, a round that comes after a crash does it again."""
-        if group_id is not None and not await self._index.others_here(group_id, trial_id):
+        `ended` has the session, a round that comes after a crash does it again, and so does whoever settles `member`."""
+        if group_id is not None:
+            await self._let_go(trial_id, group_id)
+        await self._index.settle(trial_id, member, at=self._clock())
+
+    async def _let_go(self, trial_id: str, group_id: str) -> None:
+        if not await self._index.others_here(group_id, trial_id):
             raw = await self._link.call(self._link.client.get(group_key(group_id)))
             if raw is not None:
                 await self._runs.forget(read_json(Group, raw), self._clock(), archived=True)
-        await self._index.settle(trial_id, at=self._clock())
+
+    async def finish(self, trial_id: str, group_id: str) -> None:
+        """What a crash may have left undone of a session that was about to go: if it has left for the archive, its group may be
+        without any here. Idempotent."""
+        if await self._archive.status(trial_id) is None and await self._archive.places([trial_id]):
+            await self._let_go(trial_id, group_id)
 
     async def left(self, trial_id: str, group_id: str | None, state: str) -> bool:
         """The session's place is known: it leaves Redis. False: it has changed since `prepare`, and stays, or was deleted."""
+        member = ""
+        if group_id is not None:  # which nothing in Redis says once it has left
+            [member] = (await self._index.announce([trial_id], group_id)).values()
         if not await self._archive.leave(trial_id, state):
             if await self._archive.status(trial_id) == "deleted":
                 await self._archive.forget(trial_id)
+            if member:
+                await self._index.withdraw(member)
             return False
-        await self._end(trial_id, group_id)
+        await self._end(trial_id, group_id, member)
         return True
 
     async def drop_ended(self, *, now: float, retention_s: float) -> int:

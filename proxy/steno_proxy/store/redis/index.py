@@ -103,7 +103,7 @@ class RedisIndex:
         gone = status in ("deleted", "missing")
         group = head.group if head else None
         if gone and group is None:
-            group = member.partition("/")[2].partition("/")[2] or None
+            group = _group_in(member)
         last = member if gone and group is not None else ""
         settles = "" if last else member
         args: list[str | bytes] = [trial_id, settles, status, repr(created), ended, repr(now), repr(until)]
@@ -150,12 +150,13 @@ class RedisIndex:
         until = self._clock() + max(left_ms, 0) / 1000
         await self.publish(trial_id, head, member, at=at, until=until, found_by=found_by)
 
-    async def sweep(self, before: Callable[[str], Awaitable[None]], now: float) -> int:
+    async def sweep(self, before: Callable[[str, str | None], Awaitable[None]], now: float) -> int:
         """Finish what a crash left between the steps. Returns how many announcements it settled. One whose session can't be read,
         say, is logged and left for the next sweep.
 
-        Args: before: what else is owed for a trial, to be done before its announcement goes. now: Unix seconds, no later than
-            the server's clock says: what is being written now is no leftover, and no tombstone that still stands is forgotten.
+        Args: before: what else is owed for a trial, to be done before its announcement goes; it is told the group of one that was
+            about to go. now: Unix seconds, no later than the server's clock says: what is being written now is no leftover, and
+            no tombstone that still stands is forgotten.
         """
         client, settled, left = self._link.client, 0, 0
         await self._link.call(client.zremrangebyscore(DEAD, "-inf", repr(now)))
@@ -165,7 +166,7 @@ class RedisIndex:
             for member, announced_at in due:
                 trial_id = member.decode().partition("/")[0]
                 try:
-                    await before(trial_id)
+                    await before(trial_id, _group_in(member.decode()))
                     await self.settle(trial_id, member.decode(), at=announced_at)
                     settled += 1
                 except StenoError:
@@ -282,3 +283,8 @@ class RedisIndex:
             ties = ties + batch if last == start else 0
             after = (min if newest_first else max)(places[-1], after or places[-1])
             start = last
+
+
+def _group_in(member: str) -> str | None:
+    """The group of a trial that goes, as it was announced (`announce`)."""
+    return member.partition("/")[2].partition("/")[2] or None

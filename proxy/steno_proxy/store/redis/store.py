@@ -439,5 +439,7 @@ class RedisStore(RedisRecordings):
         Args: now: Unix seconds; None: by the clock that is behind, of this process's and Redis's."""
         return await self._index.sweep(self._settle_again, min(self._clock(), await self.now()) if now is None else now)
 
-    async def _settle_again(self, trial_id: str) -> None:
+    async def _settle_again(self, trial_id: str, group_id: str | None) -> None:
         await self._accounts.settle(trial_id, self._clock())
+        if group_id is not None:
+            await self.departures.finish(trial_id, group_id)

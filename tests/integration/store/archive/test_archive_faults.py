@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import fsspec
 import pytest
 
 from steno.contracts.errors import ArchiveUnreadable, StoreUnavailable
-from steno.contracts.records import Session
+from steno.contracts.records import Group, Session
 from steno_proxy.archive import objects
-from steno_proxy.store.redis.schema import ARCHIVED, ENDED, RUNS
+from steno_proxy.store.redis.schema import ARCHIVED, ENDED, PENDING, RUNS
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.store.archive.support import (
     FaultyFileSystem,
@@ -68,11 +69,38 @@ async def _nothing() -> None:
     return None
 
 
-@pytest.mark.parametrize("room, call", [("_archive", "leave"), ("_runs", "forget"), ("_index", "settle")])
+HICCUPS = [("_archive", "leave"), ("_runs", "forget"), ("_index", "settle")]
+
+
+@pytest.mark.parametrize("room, call", HICCUPS)
 async def test_a_group_whose_last_session_leaves_while_redis_hiccups_is_forgotten(
     store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch, room: str, call: str
 ) -> None:
     """It stayed among the run's groups for ever, and the run among those that each sweep walks."""
+    group = await cut_short(store, monkeypatch, room, call)
+    await move(store)
+    await check_left(store, server, group)
+    assert await listed(store, group_id="g") == group.trial_ids
+
+
+@pytest.mark.parametrize("room, call", HICCUPS)
+async def test_so_is_one_whose_last_session_can_not_be_read_any_more(
+    store: RedisStore, server: RedisServer, url: str, monkeypatch: pytest.MonkeyPatch, room: str, call: str
+) -> None:
+    """Each round asked the archive for it, for good, and the group stayed in its run."""
+    group = await cut_short(store, monkeypatch, room, call)
+    fs, root = fsspec.core.url_to_fs(url)
+    for path in fs.glob(f"{root}/day=*/*.jsonl.gz"):
+        fs.rm_file(path)
+    await move(store)
+    with server.client() as client:
+        assert client.zcard(ENDED) == 0, "the next round asks for it no more"
+    await store.sweep(now=time.time() + 60.0)
+    await check_left(store, server, group)
+
+
+async def cut_short(store: RedisStore, monkeypatch: pytest.MonkeyPatch, room: str, call: str) -> Group:
+    """A group whose sessions are leaving when Redis does not answer; the last one has left."""
     group, sessions = make_group("g", 2)
     await store.create_group(group, sessions)
     for trial_id in group.trial_ids:
@@ -89,17 +117,25 @@ async def test_a_group_whose_last_session_leaves_while_redis_hiccups_is_forgotte
             raise StoreUnavailable("the session store does not answer")
         return await real(*args, **options) if call == "forget" else answer
 
-    monkeypatch.setattr(where, call, once)
-    with pytest.raises(StoreUnavailable):
+    with monkeypatch.context() as patch, pytest.raises(StoreUnavailable):
+        patch.setattr(where, call, once)
         await move(store)
-    monkeypatch.undo()
-    await move(store)
+    return group
+
+
+async def check_left(store: RedisStore, server: RedisServer, group: Group) -> None:
+    """Its run names it as one of the archive."""
     [place] = await store.runs.groups("r")
     assert place.archived and (place.state, place.ended) == ("empty", 2)
     await store.runs.close_due()
     with server.client() as client:
         assert (client.zcard(RUNS), client.zcard(ENDED)) == (0, 0)
-    assert await listed(store, group_id="g") == group.trial_ids
+    page = await store.list_sessions(**ALL)
+    assert sorted([*(found.trial_id for found in page.items), *page.unreadable]) == group.trial_ids
+    await store.sweep(now=time.time() + 60.0)
+    with server.client() as client:
+        assert client.zcard(PENDING) == 0
+    assert [found.archived for found in await store.runs.groups("r")] == [True]
 
 
 async def test_a_replica_that_lost_the_archive_changes_nothing(
