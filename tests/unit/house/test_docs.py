@@ -30,18 +30,20 @@ from steno_proxy.server.app import create_app
 from tests.support.sources import SOURCES
 
 PROSE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("README.md")])
+_HERE = re.compile(r"(<<'?(\w+)'?\n).*?^\2$", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _IMAGE = re.compile(r'<img src="([^"]+)"')
 
 
 def shell_lines() -> Iterator[tuple[str, list[str]]]:
-    """(page, words) of each command in a shell block; lines continued by a backslash are one."""
+    """(page, words) of each command in a shell block, without what it reads from the block; lines continued by a backslash are
+    one."""
     for page in PROSE:
         for language, block in _FENCE.findall(page.read_text()):
             if language not in ("bash", "sh", "shell"):
                 continue
-            for line in block.replace("\\\n", " ").splitlines():
+            for line in _HERE.sub(r"\1", block.replace("\\\n", " ")).splitlines():
                 if line.strip():
                     yield str(page.relative_to(ROOT)), shlex.split(line, comments=True)
 
@@ -155,7 +157,7 @@ def test_a_documented_command_exists_with_its_options(page: str, words: list[str
     while words and re.match(r"[A-Z_]+=", words[0]):
         words = words[1:]
     name = words[0]
-    if name == "export" or (page == "docs/tutorial.md" and name in ("mkdir", "python", "grep")):
+    if name in ("export", "install") or (page == "docs/tutorial.md" and name in ("mkdir", "python", "grep")):
         return  # the tutorial is walked as it is written, by tests/integration/loop/test_tutorial.py
     if name == "curl":
         _check_curl(words[1:])
