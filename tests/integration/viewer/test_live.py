@@ -85,7 +85,8 @@ async def test_whoever_is_on_a_token_or_in_a_choice_stays_there_while_a_session_
 
     async with looking(browser, proxy.url) as looker:
         page = looker.page
-        focused = "document.activeElement.dataset.turn ?? document.activeElement.name"
+        on = "document.activeElement"
+        focused = f"{on}.closest('.strips, .token-controls') && ({on}.dataset.turn ?? {on}.name)"
         await ask()
         await looker.go("sessions/alive?tab=tokens", ".done .tok")
         await page.focus(".strip >> nth=0")

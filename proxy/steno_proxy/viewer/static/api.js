@@ -45,7 +45,8 @@ async function told(answer) {
   let body = null;
   try {
     body = await answer.json();
-  } catch {
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error; // the page was left, or the connection broke
     throw new Refused(answer.status, `the proxy answered ${answer.status}, without JSON`);
   }
   if (!answer.ok) {

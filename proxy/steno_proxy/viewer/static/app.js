@@ -2,7 +2,7 @@
 
 import { get, post, whenLoggedOut } from "./api.js";
 import { h, put, say } from "./dom.js";
-import { plain } from "./format.js";
+import { plain, renewTimes } from "./format.js";
 import { groupView, groupsView } from "./groups.js";
 import { loginView } from "./login.js";
 import { answered } from "./reach.js";
@@ -22,6 +22,7 @@ const VIEWS = [
 ];
 const LINKS = [["Runs", "#/runs"], ["Groups", "#/groups"], ["Sessions", "#/sessions"], ["Workers", "#/workers"]];
 const HOME = "#/sessions";
+const TIMES_MS = 5000;
 
 const top = document.getElementById("top");
 const main = document.getElementById("main");
@@ -47,7 +48,12 @@ function head(current) {
 }
 
 async function logout() {
-  await post("ui/logout", {});
+  try {
+    await post("ui/logout", {});
+  } catch (error) {
+    put(document.getElementById("away"), `Not logged out: ${plain(error.message)}`);
+    return;
+  }
   state.reads = false;
   show();
 }
@@ -56,6 +62,7 @@ async function show() {
   leaving.abort();
   answered();
   leaving = new AbortController();
+  const { signal } = leaving;
   const { path, query } = place();
   if (!state.reads) {
     head("");
@@ -73,10 +80,10 @@ async function show() {
     document.title = `${name} · Steno`;
     scrollTo(0, 0);
     try {
-      await view(main, found.slice(1).map(decodeURIComponent), query, leaving.signal, state);
+      await view(main, found.slice(1).map(decodeURIComponent), query, signal, state);
       say(`${name} shown`);
     } catch (error) {
-      if (!leaving.signal.aborted || error.name !== "AbortError") failed(error);
+      if (!signal.aborted) failed(error); // what goes wrong on a page that was left is nobody's
     }
     return;
   }
@@ -93,6 +100,7 @@ function failed(error) {
 
 whenLoggedOut(() => { state.reads = false; state.keys = true; show(); });
 addEventListener("hashchange", show);
+setInterval(renewTimes, TIMES_MS);
 addEventListener("keydown", (event) => {
   const typing = event.target.closest?.("input, select, textarea");
   if (event.key === "/" && !typing) {

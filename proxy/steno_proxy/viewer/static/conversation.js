@@ -21,11 +21,11 @@ export class Conversation {
     const names = callNames(path);
     path.forEach((turn, at) => {
       const known = this.parts.get(turn.turn_id);
-      if (known && known.finish === turn.finish_reason && known.tokens === sampled(turn) && known.delivered === turn.delivered) return;
+      if (known && known.finish === turn.finish_reason && known.tokens === sampled(turn) && known.delivered === turn.delivered && known.superseded === turn.superseded_by) return;
       const node = section(turn, path[at - 1], names, this.recording);
       if (known) known.node.replaceWith(node);
       else this.node.append(node);
-      this.parts.set(turn.turn_id, { node, finish: turn.finish_reason, tokens: sampled(turn), delivered: turn.delivered });
+      this.parts.set(turn.turn_id, { node, finish: turn.finish_reason, tokens: sampled(turn), delivered: turn.delivered, superseded: turn.superseded_by });
     });
   }
 

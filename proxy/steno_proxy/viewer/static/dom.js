@@ -46,6 +46,30 @@ export function put(node, ...children) {
   return add(node, children);
 }
 
+// As `put`, for what is drawn again and again: what is the same stays, and with it a focus, a selection, a place in a list. Not for
+// nodes that listen: those that stay listen as they did.
+export function update(node, ...children) {
+  settle(node, add(document.createElement("div"), children));
+  return node;
+}
+
+function settle(node, wanted) {
+  const all = [...wanted.childNodes];
+  all.forEach((one, n) => {
+    const there = node.childNodes[n];
+    if (!there) node.append(one);
+    else if (there.isEqualNode(one)) return;
+    else if (there.nodeType === Node.TEXT_NODE && one.nodeType === Node.TEXT_NODE) there.data = one.data;
+    else if (there.nodeName === one.nodeName) {
+      for (const { name } of [...there.attributes]) if (!one.hasAttribute(name)) there.removeAttribute(name);
+      // Not as an attribute: the page's policy refuses styles that are text.
+      for (const { name, value } of one.attributes) if (name === "style") there.style.cssText = one.style.cssText; else there.setAttribute(name, value);
+      settle(there, one);
+    } else there.replaceWith(one);
+  });
+  while (node.childNodes.length > all.length) node.lastChild.remove();
+}
+
 // Tells those who do not see the page what has changed.
 export function say(text) {
   document.getElementById("said").textContent = text;

@@ -46,6 +46,14 @@ export const moment = (unix) => new Date(unix * 1000).toISOString().replace("T",
 export const time = (unix) =>
   unix === null || unix === undefined ? "–" : h("time", { datetime: new Date(unix * 1000).toISOString(), title: moment(unix) }, ago(unix));
 
+// "2 min ago" grows old while a page stays.
+export function renewTimes() {
+  for (const node of document.querySelectorAll("time[datetime]")) {
+    const words = ago(Date.parse(node.dateTime) / 1000);
+    if (node.textContent !== words) node.textContent = words;
+  }
+}
+
 // Characters that change how others are shown, or that nobody sees: bidi marks, controls (ANSI's among them), zero widths, tags,
 // variation selectors. Some write hidden text with them. What holds an emoji together stays as it is.
 const IN_EMOJI = String.raw`\p{Extended_Pictographic}[\ufe0e\ufe0f]|[0-9#*]\ufe0f(?=\u20e3)|\p{Extended_Pictographic}[\u{1f3fb}-\u{1f3ff}]?\ufe0f?\u200d(?=\p{Extended_Pictographic})`;

@@ -13,7 +13,7 @@ const MOST_NAMES = 20;
 
 export async function groupsView(main, _, query, signal) {
   let run = query.get("run_id");
-  const runs = (await get("runs", { limit: 100 }, signal)).items.map((one) => one.run_id);
+  const runs = (await get("runs", { limit: 1000 }, signal)).items.map((one) => one.run_id);
   if (run === null && runs.length && !query.has("none")) run = runs[0];
   const { items } = await get("groups", { run_id: run }, signal); // a line each, the newest first; there may be very many
   const choose = h("select", { onchange: (event) => { location.hash = event.target.value === "" ? "#/groups?none=1" : `#/groups?run_id=${encodeURIComponent(event.target.value)}`; } },

@@ -14,7 +14,7 @@ export function loginView(main, done) {
       field.value = "";
       try {
         await post("ui/login", { key });
-        done();
+        await done();
       } catch (error) {
         wrong.textContent = error.status === 403 ? "This is neither the admin key nor a viewer key." : plain(error.message);
         field.focus();

@@ -54,7 +54,7 @@ export class Outline {
     const longest = Math.max(0.001, ...rows.map(({ turn }) => lastMoment(turn) - turn.timings.queued));
     put(this.head, "Turns ", h("span.dim", String(rows.length)),
       this.recording.leaves.length > 1 ? h("span.dim", ` · ${this.recording.leaves.length} branches`) : null);
-    const focused = document.activeElement?.dataset?.turn;
+    const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.turn : null;
     put(this.list, rows.map((row) => this.line(row, on, current, longest)));
     if (focused) this.list.querySelector(`[data-turn="${CSS.escape(focused)}"]`)?.focus();
   }

@@ -9,18 +9,25 @@ export class Recording {
     this.children = new Map();
   }
 
-  // Takes pages as they come; a turn that was open is replaced by what became of it.
+  // Takes pages as they come; a turn that was open is replaced by what became of it. A page tells of the retries that were known
+  // when it was read, so a turn that comes later tells what it takes the place of.
   take(turns) {
     for (const turn of turns) {
+      const retried = this.byId.get(turn.retry_of);
+      if (retried && !retried.superseded_by) this.replace({ ...retried, superseded_by: turn.turn_id });
       const known = this.byId.get(turn.turn_id);
-      this.byId.set(turn.turn_id, turn);
-      this.turns[turn.index] = turn;
+      this.replace(turn);
       if (!known) {
         const parent = turn.parent_id ?? "";
         if (!this.children.has(parent)) this.children.set(parent, []);
         this.children.get(parent).push(turn.turn_id);
       }
     }
+  }
+
+  replace(turn) {
+    this.byId.set(turn.turn_id, turn);
+    this.turns[turn.index] = turn;
   }
 
   get(turnId) {

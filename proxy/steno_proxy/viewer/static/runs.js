@@ -2,11 +2,12 @@
 
 import { get, lookAgain } from "./api.js";
 import { lineChart, shareBar } from "./charts.js";
-import { h, put } from "./dom.js";
+import { h, put, update } from "./dom.js";
 import { brief, count, plain, reward, seconds, time } from "./format.js";
 import { fact } from "./pieces.js";
 
 const LOOK_MS = 3000;
+const MOST_RUNS = 1000;
 const SESSIONS = 400;
 // Of steps that a resumed trainer may take again, while it was heard of within LIVES_S.
 const LOOKS_FOR_ALL = 5;
@@ -14,13 +15,15 @@ const LIVES_S = 60;
 
 export async function runsView(main, _, __, signal) {
   const page = h("div");
+  const found = h("span.dim.small");
   let seen = "";
-  put(main, h("div.page", h("div.headline", h("h1", "Runs")), page));
+  put(main, h("div.page", h("div.headline", h("h1", "Runs"), found), page));
   await lookAgain(async () => {
-    const { items } = await get("runs", { limit: 100 }, signal);
+    const { items } = await get("runs", { limit: MOST_RUNS }, signal);
     const now = JSON.stringify(items);
     if (now !== seen) put(page, table(items)); // only then: whoever is on a link with the keyboard stays there
     seen = now;
+    found.textContent = items.length < MOST_RUNS ? "" : `the newest ${count(MOST_RUNS)}`;
   }, LOOK_MS, signal);
 }
 
@@ -63,7 +66,7 @@ async function draw(run, parts, signal) {
   const part = [sessions.next_cursor === null ? "" : `of the newest ${SESSIONS}`, lost ? `without ${count(lost)} that can't be read now` : ""].filter(Boolean).join(", ");
   const ofNewest = part ? h("small", ` ${part}`) : null;
   const { groups } = view;
-  put(parts.head,
+  update(parts.head,
     fact("Groups running", count(groups.running)), fact("Ready", count(groups.ready)), fact("Leased", count(groups.leased)),
     fact("Used", h("span", { title: "the trainer is done with them, and has not saved that yet" }, count(groups.used))), fact("Acknowledged", count(groups.acknowledged)), groups.empty ? fact("Empty", count(groups.empty)) : null,
     fact("Evaluations", count(view.eval_groups.running + view.eval_groups.ended)),

@@ -5,8 +5,9 @@ import { Conversation } from "./conversation.js";
 import { h, put, say } from "./dom.js";
 import { brief, count, many, nodes, plain, reward, seconds, time } from "./format.js";
 import { Outline } from "./outline.js";
-import { chips, fact, fold, json, statusPill } from "./pieces.js";
+import { chips, fact, fold, statusPill } from "./pieces.js";
 import { watched } from "./reach.js";
+import { Raw } from "./raw.js";
 import { OPEN, Recording } from "./record.js";
 import { Timeline } from "./timeline.js";
 import { TokenView } from "./tokens.js";
@@ -89,7 +90,7 @@ class SessionPage {
       conversation: () => new Conversation(path, this.recording),
       tokens: () => new TokenView(path, this.session, this.purpose),
       timeline: () => new Timeline(this.recording, (turnId) => { this.go("conversation"); this.choose(turnId, true); }),
-      record: () => ({ node: record(this.session, path) }),
+      record: () => new Raw(path, this.session),
     }[this.tab]();
     this.view = made;
     put(this.panel, made.node);
@@ -192,12 +193,20 @@ class SessionPage {
     const same = now.updated_at === this.session.updated_at && now.status === this.session.status && now.counts.turns === known;
     if (same && (now.status === "open" || unfinished < 0)) return;
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
+    const before = this.recording.get(this.leaf);
     await turnsFrom(now.trial_id, unfinished < 0 ? known : unfinished, (items) => this.recording.take(items), this.signal);
     this.session = now;
+    this.followRetry(before);
     this.drawHead();
     if (this.recording.turns.length > known) say(`${many(this.recording.turns.length - known, "new turn")}`);
     this.grow();
     if (bottom) scrollTo({ top: document.documentElement.scrollHeight });
+  }
+
+  // The answer at the end of what is shown did not reach the client, who asked again: the conversation goes on there.
+  followRetry(before) {
+    const now = before && this.recording.get(before.turn_id).superseded_by;
+    if (now && !before.superseded_by && this.recording.get(now)) this.leaf = now;
   }
 
   // What is shown goes on with what is new, where it goes on from it.
@@ -205,7 +214,8 @@ class SessionPage {
     const follows = this.leaf === null ? this.recording.mainLeaf : this.recording.newestLeaf(this.leaf);
     this.leaf = follows?.turn_id ?? null;
     const path = this.leaf === null ? [] : this.recording.path(this.leaf);
-    if (this.view?.grow) {
+    const same = (this.shown ?? []).every((id, n) => path[n]?.turn_id === id);
+    if (this.view?.grow && same) {
       this.shown = path.map((turn) => turn.turn_id);
       this.view.grow(path, this.session);
     } else this.draw();
@@ -221,10 +231,4 @@ function notes(found) {
   return fold(h("span", h("b.warn", "Refused or left out: "), counts), () =>
     h("ul.notes", found.newest.slice().reverse().map((note) => h("li", h("span.chip.warn", plain(note.kind)), " ", nodes(note.text), " ",
       h("span.dim", note.times > 1 ? `${note.times} times, ` : "", time(note.at))))), { kind: "notes-fold" });
-}
-
-function record(session, path) {
-  const { notes: _, ...rest } = session;
-  return h("div.raw", h("h2", "Session"), json(rest), h("h2", "Turns of this path"),
-    path.map((turn) => fold(`#${turn.index} ${turn.turn_id}`, () => json(turn))));
 }

@@ -160,6 +160,9 @@ export class TokenView {
     const strip = event.target.closest(".strip");
     if (by === undefined || !strip) return;
     event.preventDefault();
+    const chunks = [...strip.querySelectorAll(".chunk")];
+    const here = chunks.indexOf(this.at?.parentNode);
+    for (const chunk of { End: chunks.slice(-1), Home: chunks.slice(0, 1) }[event.key] ?? [chunks[here - 1], chunks[here + 1]]) if (chunk) fill(chunk);
     const cells = [...strip.querySelectorAll("[data-at]")];
     const at = cells.indexOf(this.at);
     const next = cells[Math.max(0, Math.min(cells.length - 1, at + by))];

@@ -1,7 +1,7 @@
 // Workers: how busy each is, what it serves, and what is wrong with it, looked at again every two seconds.
 
 import { get, lookAgain } from "./api.js";
-import { h, put } from "./dom.js";
+import { h, put, update as renew } from "./dom.js";
 import { brief, count, plain, seconds, time } from "./format.js";
 
 const LOOK_MS = 2000;
@@ -16,8 +16,8 @@ export async function workersView(main, _, __, signal) {
     const updates = await Promise.all(policy.items.filter((one) => one.update_id).map((one) =>
       get(`policy/updates/${encodeURIComponent(one.update_id)}`, {}, signal).catch((error) => { if (error.name === "AbortError") throw error; return null; })));
     head.textContent = `${count(workers.items.filter((worker) => worker.connected).length)} connected`;
-    put(policies, policyTable(policy.items, updates.filter(Boolean)));
-    put(cards, workers.items.length ? workers.items.map((worker) => card(worker, policy.items))
+    renew(policies, policyTable(policy.items, updates.filter(Boolean)));
+    renew(cards, workers.items.length ? workers.items.map((worker) => card(worker, policy.items))
       : h("div.empty", h("h2", "No worker is connected"), h("p.dim", "Workers dial this proxy: steno worker --proxy URL. Requests wait until one is there.")));
   }
   await lookAgain(look, LOOK_MS, signal);
