@@ -81,7 +81,8 @@ def test_what_imports_could_read_is_given_to_a_program_that_is_started(tmp_path:
 
 RANK = """
 import os, sys, threading, time
-print(os.environ["RANK"], os.environ["STENO_SAID"], os.getsid(0) == os.getpid(), threading.active_count(), flush=True)
+said = [os.environ["RANK"], os.environ["STENO_SAID"], os.getsid(0) == os.getpid(), threading.active_count()]
+os.write(1, (" ".join(map(str, said)) + "\\n").encode())  # at once: `print` under `-u` writes words, and the ranks share a file
 open("said-" + os.environ["RANK"], "w").close()
 while not (os.path.exists("said-0") and os.path.exists("said-1")):  # torchrun ends the others of one that fails
     time.sleep(0.01)
