@@ -45,7 +45,8 @@ NEEDS = (
         Need(field, "an objective that reads rewards and sampled probabilities", ("objective",), lambda s: not s.imitates)
         for field in (
             "importance_sampling_level", "proximal", "estimator", "count_silent_groups", "clip_low", "clip_high", "dual_clip",
-            "mismatch", "mismatch_low", "mismatch_high", "overlong_max_tokens", "overlong_penalty_factor", "annotate",
+            "mismatch", "mismatch_level", "mismatch_low", "mismatch_high", "overlong_max_tokens", "overlong_penalty_factor",
+            "annotate",
         )
     ),
     Need("reduce_precision", "precision: bfloat16", ("precision",), lambda s: s.precision == "bfloat16"),
@@ -63,9 +64,12 @@ NEEDS = (
     # `off` is what holds with `sampler` anyway.
     Need("mismatch", "proximal: trainer", ("proximal",), lambda s: s.mismatch == "off" or s.proximal == "trainer"),
     Need("mismatch_low", "mismatch: masked", ("mismatch",), lambda s: s.mismatch == "masked"),
-    Need(
-        "mismatch_high", "mismatch: truncated or masked, and proximal: trainer", ("mismatch", "proximal"),
-        lambda s: s.mismatch != "off" and s.proximal == "trainer",
+    *(
+        Need(
+            field, "mismatch: truncated or masked, and proximal: trainer", ("mismatch", "proximal"),
+            lambda s: s.mismatch != "off" and s.proximal == "trainer",
+        )
+        for field in ("mismatch_level", "mismatch_high")
     ),
     Need("reference", "reference_kl above 0", ("reference_kl",), lambda s: s.reference_kl > 0),
     Need("offload_parameters", "offload_optimizer", ("offload_optimizer",), lambda s: s.offload_optimizer),
@@ -169,6 +173,11 @@ class TrainerSettings(Settings):
     )
     mismatch: Literal["off", "truncated", "masked"] = Field(
         "truncated", description="importance weights against what the rollout engine recorded"
+    )
+    mismatch_level: Literal["token", "sequence", "geometric"] | None = Field(
+        None,
+        description="what has one such weight: a token, or all tokens of a sample, by their ratios' product (`sequence`) or "
+        "their geometric mean (`geometric`); unset: token, and with another importance_sampling_level geometric",
     )
     mismatch_low: float = Field(0.5, ge=0, description="lowest ratio that `masked` keeps")
     mismatch_high: float = Field(2.0, gt=0, description="largest ratio that `masked` keeps and `truncated` cuts to")
@@ -278,6 +287,12 @@ class TrainerSettings(Settings):
             raise ConfigError(
                 f"mismatch_low: got {self.mismatch_low}, must be below mismatch_high, {self.mismatch_high}",
                 field="mismatch_low",
+            )
+        if self.mismatch_level == "token" and self.importance_sampling_level != "token":
+            raise ConfigError(
+                f"mismatch_level: got token, must be sequence or geometric where importance_sampling_level is "
+                f"{self.importance_sampling_level}: tokens that share a ratio have one weight",
+                field="mismatch_level",
             )
         if self.schedule != "constant" and self.total_steps is None:
             raise ConfigError(f"total_steps: got nothing, schedule {self.schedule} needs it", field="total_steps")

@@ -34,10 +34,14 @@ class Reference:
         *,
         reference_kl: float = 0.0,
         level: str = "token",
+        corrected: str | None = None,
+        kept: tuple[float, float] = (0.5, 2.0),
         low: float = 0.2,
         high: float = 0.28,
     ) -> dict[str, float]:
-        """passes: rows of each optimizer step. Returns: the loss, and the gradient's norm, averaged over passes. `stopped` is the
+        """passes: rows of each optimizer step. corrected: `sequence`, `geometric`: one weight of the mismatch for all tokens that
+        share a ratio; for all of a row where none do. kept: bounds of the weights
+        that `masked` keeps. Returns: the loss, and the gradient's norm, averaged over passes. `stopped` is the
         part of sequences (of tokens, by token) that were clipped."""
         with torch.no_grad():
             proximal = [self._logprobs(self.model, row)[0] for row in batch.rows]
@@ -60,8 +64,9 @@ class Reference:
                     stopped.append(share > 1 + high if advantage > 0 else share < 1 - low)
                 for at in range(len(logprobs)):
                     same = torch.tensor([found == numbers[at] for found in numbers])
-                    rho = math.exp((start - sampling)[same].mean())
-                    m = rho if 0.5 <= rho <= 2.0 else 0.0
+                    apart = (start - sampling)[same if corrected is None or level != "token" else slice(None)]
+                    rho = math.exp(apart.sum() if corrected == "sequence" else apart.mean())
+                    m = rho if kept[0] <= rho <= kept[1] else 0.0
                     change = (logprobs - start)[same].mean().detach()
                     ratio = (change + logprobs[at] - logprobs[at].detach()).exp()
                     gain = m * torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)

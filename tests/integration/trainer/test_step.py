@@ -175,6 +175,35 @@ def test_tokens_that_share_a_ratio_do_so_on_any_ranks(
     compare(found["weights"], plain.weights(), atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("count", "level", "batches", "more"),
+    [
+        (1, "sequence", BATCHES, {}),
+        (2, "geometric", BATCHES, {"sequence_parallel": 2}),
+        (3, "sequence", FOREST, {}),
+        (2, "sequence", BATCHES, {"importance_sampling_level": "completion", "epochs": 2}),
+    ],
+)
+def test_one_weight_of_the_mismatch_for_many_tokens_is_the_same_on_any_ranks(
+    count: int, level: str, batches: list[dict[str, Any]], more: dict[str, Any], tmp_path: Path
+) -> None:
+    model = random_model(tmp_path / "model")
+    bounds = {"clip_low": 0.01, "clip_high": 0.015} if "epochs" in more else {}
+    low, high = kept = (0.05, 20.0) if level == "sequence" else (0.8, 1.25)  # some samples are within them
+    given = settings(model, mismatch_level=level, mismatch_low=low, mismatch_high=high, **bounds, **more)
+    found = run_ranks(count, {"settings": given, "batches": batches}, tmp_path / "job")
+    plain = Reference(model, learning_rate=RATE, epsilon=EPSILON)
+    for report, drawn in zip(found["reports"], batches, strict=True):
+        batch = random_batch(**drawn)
+        kinds = {"level": "completion", "low": 0.01, "high": 0.015} if "epochs" in more else {}
+        passes = [range(len(batch.rows))] * more.get("epochs", 1)
+        expected = plain.step(batch, passes, corrected=level, kept=kept, **kinds)
+        assert {name: report["metrics"][name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    ledgers = [Ledger.from_bytes(report["ledger"]).total() for report in found["reports"]]
+    assert sum(one.trained for one in ledgers) > 0 and any(one.untrained for one in ledgers)
+    compare(found["weights"], plain.weights(), atol=2e-5)
+
+
 LOSS, NORM = "the loss is", "the gradient norm"
 BAD: dict[str, tuple[int, dict[str, Any], float, str]] = {
     "the loss overflows": (2, {}, float("inf"), LOSS),

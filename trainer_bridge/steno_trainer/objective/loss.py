@@ -103,12 +103,13 @@ class Loss:
 
 
 def policy_loss(
-    objective: Objective, tokens: Tokens, logprobs_N: Tensor, entropies_N: Tensor, sequences: Sequences | None = None
-) -> Loss:
+    objective: Objective, tokens: Tokens, logprobs_N: Tensor, entropies_N: Tensor, sequences: Sequences | None = None,
+    corrected_by: Sequences | None = None,
+) -> Loss:  # fmt: skip
     """The step's loss on these tokens, as it adds to that of all others.
 
     Args: logprobs_N, entropies_N: the current policy's, from `logprobs.token_logprobs`. sequences: what has one ratio; None:
-        every token.
+        every token. corrected_by: what has one weight of the mismatch, where that is something else.
     Raises: BadBatch: shapes that differ; reference_kl without a reference.
     """
     mask_N = tokens.loss_mask_N
@@ -126,7 +127,7 @@ def policy_loss(
 
     uncorrected = objective.around_sampler or objective.imitates
     mismatch = Mismatch(Correction.OFF) if uncorrected else objective.mismatch
-    corrected = correct(mismatch, proximal_N, sampling_N, mask_N, sequences)
+    corrected = correct(mismatch, proximal_N, sampling_N, mask_N, corrected_by or sequences)
     log_ratios_N = logprobs_N - proximal_N
     ratios_N = importance_ratios(log_ratios_N, sequences)
     found = objective.losses(

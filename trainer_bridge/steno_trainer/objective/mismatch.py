@@ -5,8 +5,14 @@ give more. What was sampled from q (`sampling_logprobs`, recorded: I1) is correc
 
     rho = p(token) / q(token) = exp(proximal_logprobs - sampling_logprobs)
 
-which carry no gradient. Where a sequence has one importance ratio (`ratios`), it has one rho too, of the same kind: the
-exponential of the mean of its log ratios. A weight of each token's own would turn GSPO's gradient into another one.
+which carry no gradient. A sequence may have one rho for all of its tokens:
+
+    sequence    the product of theirs, exp(sum of log rho): the importance weight of what was sampled as a whole, without bias;
+                far from 1 where there are many tokens
+    geometric   their geometric mean, exp(mean of log rho): how far the two are apart by token, however long it is
+
+Where a sequence has one importance ratio (`ratios`), it has one rho in any case: a weight of each token's own would turn GSPO's
+gradient into another one.
 
 Shapes: N tokens. Positions outside the mask may hold anything, NaN included.
 """
@@ -20,7 +26,7 @@ import torch
 from torch import Tensor
 
 from steno.contracts.errors import ConfigError
-from steno_trainer.objective.ratios import MAX_LOG_RATIO, Sequences, sequence_means
+from steno_trainer.objective.ratios import MAX_LOG_RATIO, Sequences, sequence_means, sequence_sums
 
 
 class Correction(StrEnum):
@@ -37,13 +43,24 @@ class Correction(StrEnum):
     MASKED = "masked"
 
 
+class CorrectionLevel(StrEnum):
+    """What has one rho: a token, or all that is trained of a sequence, by the product or by the mean of its tokens' (above). In
+    verl `rollout_is: token | sequence` and `rollout_rs: geometric`; in TRL `token_truncate`, `sequence_mask`, …"""
+
+    TOKEN = "token"
+    SEQUENCE = "sequence"
+    GEOMETRIC = "geometric"
+
+
 @dataclass(frozen=True)
 class Mismatch:
-    """low is read by MASKED only. Both dimensionless; `high` 2.0 as in verl and TRL, `low` its inverse."""
+    """low is read by MASKED only. Both dimensionless; `high` 2.0 as in verl and TRL, `low` its inverse. level: None: GEOMETRIC
+    where there are sequences, else TOKEN."""
 
     correction: Correction = Correction.TRUNCATED
     low: float = 0.5
     high: float = 2.0
+    level: CorrectionLevel | None = None
 
     def __post_init__(self) -> None:
         if self.correction is Correction.MASKED and not 0.0 <= self.low < self.high:
@@ -70,14 +87,20 @@ def correct(
 ) -> CorrectedWeights:  # fmt: skip
     """Importance weights, detached. A collective of the ranks that share the micro-batch, given sequences.
 
-    Args: mask_N: bool, the tokens to train. sequences: what has one weight; None: every token.
+    Args: mask_N: bool, the tokens to train. sequences: what has one weight; None: every token. Raises: ConfigError: a level of
+    sequences, and there are none.
     """
+    level = settings.level or (CorrectionLevel.TOKEN if sequences is None else CorrectionLevel.GEOMETRIC)
     difference_N = (proximal_logprobs_N - sampling_logprobs_N).detach()
     log_ratios_N = difference_N.masked_fill(~mask_N, 0.0)
     ratios_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     rho_N = ratios_N
-    if sequences is not None and settings.correction is not Correction.OFF:
-        rho_N = sequence_means(log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), sequences).exp()
+    if settings.correction is not Correction.OFF and level is not CorrectionLevel.TOKEN:
+        if sequences is None:
+            raise ConfigError(f"mismatch_level: got {level}, and no sequences", field="mismatch_level")
+        over = sequence_sums if level is CorrectionLevel.SEQUENCE else sequence_means
+        log_rho_N = over(log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), sequences)
+        rho_N = log_rho_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     kept_N, truncated_N = mask_N, torch.zeros_like(mask_N)
     match settings.correction:
         case Correction.OFF:

@@ -69,7 +69,15 @@ def importance_ratios(log_ratios_N: Tensor, sequences: Sequences | None) -> Tens
 
 def sequence_means(values_N: Tensor, sequences: Sequences) -> Tensor:
     """At each token the mean over its sequence, without gradient. [N]. A collective of the ranks that share the micro-batch."""
+    return (_sums(values_N, sequences) / sequences.tokens_N).to(values_N.dtype)
+
+
+def sequence_sums(values_N: Tensor, sequences: Sequences) -> Tensor:
+    """At each token the sum over its sequence, as `sequence_means`."""
+    return _sums(values_N, sequences).to(values_N.dtype)
+
+
+def _sums(values_N: Tensor, sequences: Sequences) -> Tensor:
     # float64: a mean over a hundred thousand tokens is compared with bounds of 3e-4.
     sums_Q = torch.zeros(sequences.count, dtype=torch.float64, device=values_N.device)
-    sums_Q = sequences.add(sums_Q.index_add(0, sequences.index_N, values_N.detach().double()))
-    return (sums_Q[sequences.index_N] / sequences.tokens_N).to(values_N.dtype)
+    return sequences.add(sums_Q.index_add(0, sequences.index_N, values_N.detach().double()))[sequences.index_N]

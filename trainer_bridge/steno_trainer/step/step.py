@@ -27,11 +27,11 @@ from steno_trainer.model.zero_engine import PolicyEngine, learning_rate
 from steno_trainer.objective import loss as objective_
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.loss import MAXIMA, MEANS, Objective, Tokens, policy_loss
-from steno_trainer.objective.mismatch import Correction, Mismatch
+from steno_trainer.objective.mismatch import Correction, CorrectionLevel, Mismatch
 from steno_trainer.objective.own import objective_named
 from steno_trainer.objective.ratios import CLIP, RatioLevel, Sequences
 from steno_trainer.objective.registry import REGISTRY
-from steno_trainer.packing.collate import collate
+from steno_trainer.packing.collate import PackedBatch, collate
 from steno_trainer.packing.plan import CostModel, Size
 from steno_trainer.step.step_plan import (
     Layout,
@@ -115,6 +115,7 @@ class Stepper:
         self.steps_done = steps_done
         self._level = RatioLevel(self.settings.importance_sampling_level)
         self._objective = objective_of(self.settings)
+        self._corrects_sequences = self._objective.mismatch.level not in (None, CorrectionLevel.TOKEN)
         self._layout = _layout(self.settings, engine)
 
     def step(self, batch: StepBatch | None) -> StepReport:
@@ -203,12 +204,7 @@ class Stepper:
                 packed.sampling_logprobs_N, packed.advantages_N, packed.weights_N, packed.loss_mask_N,
                 _picked(proximal_N, where, logprobs_n), _picked(reference_N, where, logprobs_n),
             )  # fmt: skip
-            sequences = None
-            if self._level is not RatioLevel.TOKEN:
-                sequences = Sequences(
-                    packed.sequence_N, packed.sequence_tokens_N, packed.sequences, self.ranks.add_shared
-                )
-            found = policy_loss(self._objective, tokens, logprobs_n, entropies_n, sequences)
+            found = policy_loss(self._objective, tokens, logprobs_n, entropies_n, *self._sequences(packed))
             if note is not None:
                 before_n = tokens.proximal_logprobs_N if tokens.proximal_logprobs_N is not None else logprobs_n
                 note(where, before_n, packed.sampling_logprobs_N)
@@ -218,6 +214,13 @@ class Stepper:
             sums.maxima_X = torch.maximum(sums.maxima_X, found.maxima_X.cpu())
             masked_N[where] = found.mismatch_masked_N.to("cpu", torch.uint8)
         return sums
+
+    def _sequences(self, packed: PackedBatch) -> tuple[Sequences | None, Sequences | None]:
+        """What has one ratio, and what has one weight of the mismatch where that is something else."""
+        if self._level is RatioLevel.TOKEN and not self._corrects_sequences:
+            return None, None
+        found = Sequences(packed.sequence_N, packed.sequence_tokens_N, packed.sequences, self.ranks.add_shared)
+        return (None, found) if self._level is RatioLevel.TOKEN else (found, None)
 
     def _score(self, orders: StepOrders, rows: Sequence[TrainingRow], *, reference: bool) -> Tensor:
         """Log-probabilities of all trained tokens before the step, on every rank. float32 [N]."""
@@ -231,7 +234,8 @@ class Stepper:
         return self.ranks.add(scored_N)
 
     def _share(self, rows: Sequence[TrainingRow], orders: StepOrders, weights: Sequence[float]) -> RankShare:
-        packed = collate(rows, orders.advantages, weights, self._level, share=orders.share).to(self.ranks.device)
+        level = RatioLevel.SEQUENCE if self._corrects_sequences and self._level is RatioLevel.TOKEN else self._level
+        packed = collate(rows, orders.advantages, weights, level, share=orders.share).to(self.ranks.device)
         return take_share(
             packed, ranks=self.ranks.sequence_size, rank=self.ranks.sequence_rank, group=self.ranks.sequence
         )
@@ -298,14 +302,17 @@ def objective_of(settings: TrainerSettings) -> Objective:
     return Objective(
         clip_low=low if settings.clip_low is None else settings.clip_low,
         clip_high=high if settings.clip_high is None else settings.clip_high,
-        mismatch=Mismatch(Correction(settings.mismatch), settings.mismatch_low, settings.mismatch_high),
+        mismatch=Mismatch(
+            Correction(settings.mismatch), settings.mismatch_low, settings.mismatch_high,
+            CorrectionLevel(settings.mismatch_level) if settings.mismatch_level else None,
+        ),
         reference_kl=settings.reference_kl,
         entropy_bonus=settings.entropy_bonus,
         around_sampler=settings.proximal == "sampler",
         losses=objective_named(settings.objective),
         dual_clip=settings.dual_clip,
         imitates=settings.imitates,
-    )
+    )  # fmt: skip
 
 
 def _layout(settings: TrainerSettings, engine: PolicyEngine) -> Layout:

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steno.contracts.errors import ConfigError
 from steno_trainer.model.sequence_parallel import take_share
 from steno_trainer.objective.loss import MEANS, Objective, Tokens, means, policy_loss
-from steno_trainer.objective.mismatch import Correction, Mismatch
+from steno_trainer.objective.mismatch import Correction, CorrectionLevel, Mismatch
 from steno_trainer.objective.ratios import RatioLevel, Sequences, importance_ratios
 from steno_trainer.packing.collate import collate
 from tests.unit.trainer.rows import row
@@ -129,20 +130,22 @@ def test_without_a_proximal_policy_the_level_changes_nothing():
     torch.testing.assert_close(*grads, rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("level", [None, CorrectionLevel.GEOMETRIC, CorrectionLevel.SEQUENCE])
 @pytest.mark.parametrize("correction", Correction)
-def test_the_correction_for_the_sampler_is_one_factor_per_sequence_of_the_papers_gradient(correction):
-    """m is of the geometric mean of rho, as s is: a factor for each token would make another gradient of it."""
+def test_the_correction_for_the_sampler_is_one_factor_per_sequence_of_the_papers_gradient(correction, level):
+    """m is of the geometric mean of rho, as s is, or of their product: a factor for each token would make another gradient."""
     lengths = [4, 1, 9, 6, 12]
     made, tokens, logprobs, entropies = case(lengths, seed=3)
-    settings = Mismatch(correction, low=0.5, high=1.1)
+    low, high = (0.3, 3.0) if level is CorrectionLevel.SEQUENCE else (0.5, 1.1)
+    settings = Mismatch(correction, low=low, high=high, level=level)
     found = policy_loss(replace(GSPO, mismatch=settings), tokens, logprobs, entropies, made)
     found.total.backward()
     ours, logprobs.grad = logprobs.grad, None
     paper(lengths, tokens, logprobs, GSPO.clip_low, GSPO.clip_high)[0].backward()
     factors = []
     for part in (tokens.proximal_logprobs_N - tokens.sampling_logprobs_N).split(lengths):
-        rho = math.exp(sum(part.tolist()) / len(part))
-        kept = {"off": 1.0, "truncated": min(rho, 1.1), "masked": rho if 0.5 <= rho <= 1.1 else 0.0}
+        rho = math.exp(sum(part.tolist()) / (1 if level is CorrectionLevel.SEQUENCE else len(part)))
+        kept = {"off": 1.0, "truncated": min(rho, high), "masked": rho if low <= rho <= high else 0.0}
         factors += [kept[correction]] * len(part)
     m = torch.tensor(factors, dtype=torch.float64)
     torch.testing.assert_close(ours, m * logprobs.grad, rtol=1e-12, atol=1e-15)
@@ -150,13 +153,65 @@ def test_the_correction_for_the_sampler_is_one_factor_per_sequence_of_the_papers
     assert (correction == "off") == (len(set(factors)) == 1), "or the bounds were met by nothing"
 
 
+@pytest.mark.parametrize("level", [CorrectionLevel.GEOMETRIC, CorrectionLevel.SEQUENCE])
+@pytest.mark.parametrize("correction", [Correction.TRUNCATED, Correction.MASKED])
+def test_tokens_of_their_own_ratios_can_have_one_weight(correction, level):
+    """PPO's gradient by token, times one factor for each sequence."""
+    lengths = [4, 1, 9, 6, 12]
+    made, tokens, logprobs, entropies = case(lengths, seed=3)
+    low, high = (0.3, 3.0) if level is CorrectionLevel.SEQUENCE else (0.5, 1.1)
+    objective = Objective(0.1, 0.1, mismatch=Mismatch(correction, low=low, high=high, level=level))
+    found = policy_loss(objective, tokens, logprobs, entropies, None, made)
+    found.total.backward()
+    ours, logprobs.grad = logprobs.grad, None
+    policy_loss(replace(objective, mismatch=Mismatch(Correction.OFF)), tokens, logprobs, entropies).total.backward()
+    factors = []
+    for part in (tokens.proximal_logprobs_N - tokens.sampling_logprobs_N).split(lengths):
+        rho = math.exp(sum(part.tolist()) / (1 if level is CorrectionLevel.SEQUENCE else len(part)))
+        kept = {"truncated": min(rho, high), "masked": rho if low <= rho <= high else 0.0}
+        factors += [kept[correction]] * len(part)
+    m = torch.tensor(factors, dtype=torch.float64)
+    torch.testing.assert_close(ours, m * logprobs.grad, rtol=1e-12, atol=1e-15)
+    assert torch.equal(found.mismatch_masked_N, m == 0) and len(set(factors)) > 1
+    assert (
+        means(found.sums_M2, found.maxima_X)
+        .keys()
+        .isdisjoint({"policy/sequence_clip_high_fraction", "policy/sequence_clip_low_fraction"})
+    ), "each is clipped by itself"
+
+
+def test_a_product_of_very_many_ratios_stays_a_number():
+    made, tokens, logprobs, entropies = case([5000, 5000], mismatched=False)
+    sign = torch.tensor([1.0, -1.0], dtype=torch.float64)[made.index_N]
+    far = replace(tokens, sampling_logprobs_N=tokens.proximal_logprobs_N - sign)
+    for correction in (Correction.TRUNCATED, Correction.MASKED):
+        mismatch = Mismatch(correction, level=CorrectionLevel.SEQUENCE)
+        found = policy_loss(Objective(0.1, 0.1, mismatch=mismatch), far, logprobs, entropies, None, made)
+        assert found.total.isfinite() and bool(found.mismatch_masked_N.all()) == (correction == "masked")
+
+
+def test_a_level_of_sequences_needs_sequences():
+    _, tokens, logprobs, entropies = case([4, 6])
+    objective = Objective(mismatch=Mismatch(level=CorrectionLevel.SEQUENCE))
+    with pytest.raises(ConfigError, match="mismatch_level: got sequence, and no sequences"):
+        policy_loss(objective, tokens, logprobs, entropies)
+
+
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), seed=st.integers(0, 1000), cut=st.data(),
+    level=st.sampled_from([None, CorrectionLevel.SEQUENCE, CorrectionLevel.GEOMETRIC]),
 )  # fmt: skip
-def test_ranks_that_share_a_micro_batch_add_up_to_one_that_does_not(lengths, seed, cut):
+def test_ranks_that_share_a_micro_batch_add_up_to_one_that_does_not(lengths, seed, cut, level):
     """Any token on any of three ranks: what each adds is known to all, as an all-reduce makes it."""
     made, tokens, logprobs, entropies = case(lengths, seed)
-    whole = policy_loss(GSPO, tokens, logprobs, entropies, made)
+    objective, by_token = GSPO, level is not None
+    if by_token:
+        objective = replace(GSPO, mismatch=Mismatch(Correction.MASKED, low=0.5, high=2.0, level=level))
+
+    def both(shared):
+        return (None, shared) if by_token else (shared, None)
+
+    whole = policy_loss(objective, tokens, logprobs, entropies, *both(made))
     whole.total.backward()
     expected, logprobs.grad = logprobs.grad, None
     ranks = torch.tensor(cut.draw(st.lists(st.integers(0, 2), min_size=sum(lengths), max_size=sum(lengths))))
@@ -166,7 +221,7 @@ def test_ranks_that_share_a_micro_batch_add_up_to_one_that_does_not(lengths, see
         here = ranks == rank
         mine = Tokens(**{f.name: None if (v := getattr(tokens, f.name)) is None else v[here] for f in fields(Tokens)})
         shared = Sequences(made.index_N[here], made.tokens_N[here], made.count, add)
-        return policy_loss(GSPO, mine, logprobs[here], entropies[here], shared)
+        return policy_loss(objective, mine, logprobs[here], entropies[here], *both(shared))
 
     def say(sums):
         parts.append(sums)

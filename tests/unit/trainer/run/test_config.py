@@ -16,7 +16,7 @@ from steno_trainer.data.overlong import Overlong
 from steno_trainer.model.deepspeed_config import OWNED, deepspeed_config, reference_config
 from steno_trainer.model.zero_engine import learning_rate
 from steno_trainer.objective.loss import Objective
-from steno_trainer.objective.mismatch import Correction
+from steno_trainer.objective.mismatch import Correction, CorrectionLevel
 from steno_trainer.objective.ratios import RatioLevel
 from steno_trainer.run.main import check_beforehand
 from steno_trainer.run_config import RunSettings
@@ -51,6 +51,8 @@ def settings(**fields: Any) -> TrainerSettings:
         ({"mismatch": "masked", "proximal": "sampler"}, "mismatch"),
         ({"mismatch_low": 0.25}, "mismatch_low"),
         ({"mismatch_high": 4.0, "mismatch": "off"}, "mismatch_high"),
+        ({"mismatch_level": "sequence", "mismatch": "off"}, "mismatch_level"),
+        ({"mismatch_level": "geometric", "proximal": "sampler"}, "mismatch_level"),
         ({"mismatch_high": 4.0, "proximal": "sampler"}, "mismatch_high"),
     ],
 )
@@ -180,6 +182,20 @@ def test_the_defaults_can_be() -> None:
     assert objective_of(settings(proximal="sampler")).around_sampler
     for name, words in (("mismatch", Correction), ("importance_sampling_level", RatioLevel)):
         assert [word.value for word in words] == list(TrainerSettings.model_fields[name].annotation.__args__)
+    levels, _unset = TrainerSettings.model_fields["mismatch_level"].annotation.__args__
+    assert list(levels.__args__) == [word.value for word in CorrectionLevel]
+    assert objective_of(settings(mismatch_level="sequence")).mismatch.level is CorrectionLevel.SEQUENCE
+
+
+def test_tokens_that_share_a_ratio_have_one_weight() -> None:
+    for level in ("sequence", "completion"):
+        given = {"importance_sampling_level": level, "mini_batches": 4}
+        with pytest.raises(
+            ConfigError, match=f"mismatch_level: got token, must be .* importance_sampling_level is {level}"
+        ):
+            settings(**given, mismatch_level="token").check()
+        settings(**given, mismatch_level="geometric").check()
+    settings(mismatch_level="token").check()
 
 
 def test_bounds_that_nobody_set_are_those_of_the_level() -> None:

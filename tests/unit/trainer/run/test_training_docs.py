@@ -11,7 +11,7 @@ from steno_trainer.data.ledger import UNKNOWN_VERSION, Reason
 from steno_trainer.data.overlong import OverlongFiltering
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.loss import MAXIMA, MEANS
-from steno_trainer.objective.mismatch import Correction
+from steno_trainer.objective.mismatch import Correction, CorrectionLevel
 from steno_trainer.objective.ratios import RatioLevel
 from steno_trainer.objective.registry import REGISTRY
 from steno_trainer.step.step import SCALARS
@@ -30,6 +30,7 @@ PAGES = TRAINING + (DOCS / "objective.md").read_text()
         Estimator,
         Aggregation,
         Correction,
+        CorrectionLevel,
         RatioLevel,
         REGISTRY,
         OverlongFiltering,
