@@ -16,6 +16,7 @@ from steno.config.settings import Settings, SettingsConfigDict
 from steno.contracts.errors import ConfigError
 from steno_trainer.data.advantages import Estimator
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
+from steno_trainer.data.own_estimator import is_own
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.registry import REGISTRY, file_and_function, imitates
 
@@ -137,7 +138,10 @@ class TrainerSettings(Settings):
     dual_clip: float = Field(
         3.0, gt=1, description="ratio beyond which `dual_clip` pushes a token of negative advantage down no further"
     )
-    estimator: Estimator = Field(Estimator.GRPO, description="how rewards become advantages")
+    estimator: str = Field(
+        "grpo",
+        description=f"how rewards become advantages: {', '.join(Estimator)}, or FILE.py:function, a function of your own",
+    )
     aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="weight of each token")
     constant_tokens: int | None = Field(None, ge=1, description="C of the aggregation `constant`, in tokens")
     count_silent_groups: bool = Field(
@@ -269,6 +273,11 @@ class TrainerSettings(Settings):
         if self.objective not in REGISTRY and file_and_function(self.objective) is None:
             raise ConfigError(
                 f"objective: got {self.objective}, must be {', '.join(REGISTRY)} or FILE.py:function", field="objective"
+            )
+        if self.estimator not in list(Estimator) and not is_own(self.estimator):
+            raise ConfigError(
+                f"estimator: got {self.estimator}, must be {', '.join(Estimator)} or FILE.py:function",
+                field="estimator",
             )
         self.check_needs(NEEDS)
         if (self.overlong_max_tokens is None) != (self.overlong_buffer_tokens is None):

@@ -403,7 +403,7 @@ def test_a_misspelt_value_is_refused_by_its_name() -> None:
     assert "'replica' not allowed" in refused(proxy__replica=2)
     assert "'keep_alive_s' not allowed" in refused(proxy__settings__keep_alive_s=2)
     assert "'lr' not allowed" in refused(trainer__settings__lr=1)
-    assert "estimator" in refused(trainer__settings__estimator="ppo")
+    assert "aggregation" in refused(trainer__settings__aggregation="mean")
     assert "'admin_key' not allowed" in refused(proxy__settings__admin_key="secret")
     assert "redis/mode" in refused(redis__mode="bundeld")
     assert "topologyKey" in refused(worker__topologySpreadConstraints=[{"maxSkew": 1}])

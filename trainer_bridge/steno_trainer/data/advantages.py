@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -49,17 +49,34 @@ class ScoredTrial:
     """A trial with its reward, in the task's own units. A trial without one is absent, never 0.0.
 
     shaping: added to the reward, for how the trial went rather than for what it came to (`overlong`). It makes no group say
-    something whose rewards are equal, as in DAPO, whose groups are judged by what is correct.
+    something whose rewards are equal, as in DAPO, whose groups are judged by what is correct. tokens: that the policy sampled.
     """
 
     trial_id: str
     group_id: str
     reward: float
     shaping: float = 0.0
+    tokens: int = 0
 
     @property
     def shaped(self) -> float:
         return self.reward + self.shaping
+
+
+@dataclass(frozen=True)
+class GroupRewards:
+    """What an estimator of a user's is told of a group that says something: of each trial with a reward, in one order.
+
+    rewards: with the length penalty, where there is one. lengths: tokens that the policy sampled in the trial's completions that
+    are trained.
+    """
+
+    rewards: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+
+GroupEstimator = Callable[[GroupRewards], Sequence[float]]
+"""One advantage for each trial (`own_estimator.py`)."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +88,11 @@ class Advantages:
     dropped: dict[str, Reason]
 
 
-def group_advantages(trials: Iterable[ScoredTrial], estimator: Estimator) -> Advantages:
-    """Centre, and where a std divides scale, each group's rewards.
+def group_advantages(trials: Iterable[ScoredTrial], estimator: Estimator | GroupEstimator) -> Advantages:
+    """Centre, and where a std divides scale, each group's rewards; or what a user's function makes of them.
 
-    The advantages of a group sum to 0, but for rounding. The order of trials changes nothing, not even the last bit: sums are
-    exact (`math.fsum`).
+    By ours the advantages of a group sum to 0, but for rounding. The order of trials changes nothing, not even the last bit: sums
+    are exact (`math.fsum`). A user's function gets them by trial id.
 
     A group with a reward that is not finite, or beyond `MAX_REWARD`, is dropped as malformed and counts in nothing.
 
@@ -101,7 +118,8 @@ def group_advantages(trials: Iterable[ScoredTrial], estimator: Estimator) -> Adv
         elif _std(rewards) <= EQUAL_WITHIN * max(abs(reward) for reward in rewards):
             dropped[group_id] = Reason.ZERO_VARIANCE
         else:
-            values = _advantages([member.shaped for member in members], batch_std, estimator)
+            members = sorted(members, key=lambda member: member.trial_id)
+            values = _advantages(members, batch_std, estimator)
             by_trial.update(zip((member.trial_id for member in members), values, strict=True))
     return Advantages(by_trial, dropped)
 
@@ -111,7 +129,10 @@ def unusable(trial: ScoredTrial) -> bool:
     return not abs(trial.reward) <= MAX_REWARD or not math.isfinite(trial.shaped)
 
 
-def _advantages(rewards: list[float], batch_std: float, estimator: Estimator) -> list[float]:
+def _advantages(members: list[ScoredTrial], batch_std: float, estimator: Estimator | GroupEstimator) -> Sequence[float]:
+    rewards = [member.shaped for member in members]
+    if not isinstance(estimator, Estimator):
+        return estimator(GroupRewards(tuple(rewards), tuple(member.tokens for member in members)))
     n = len(rewards)
     mean = math.fsum(rewards) / n
     match estimator:

@@ -8,17 +8,15 @@ Shapes: N tokens.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from steno.config.plugins import load_function
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadBatch
 from steno_trainer.objective.registry import REGISTRY, file_and_function
@@ -33,12 +31,11 @@ def objective_named(name: str) -> TokenObjective:
     if name in REGISTRY:
         found: TokenObjective = import_module(f"steno_trainer.objective.{REGISTRY[name].module}").losses
         return found
-    place = file_and_function(name)
-    if place is None:
+    if file_and_function(name) is None:
         raise ConfigError(
             f"objective: got {name}, must be {', '.join(REGISTRY)} or FILE.py:function", field="objective"
         )
-    given = _loaded(*place)
+    given: Callable[[Terms], Any] = load_function(name, "objective")
     _try(name, given)
 
     def losses(terms: Terms) -> TokenLosses:
@@ -50,28 +47,6 @@ def objective_named(name: str) -> TokenObjective:
         return TokenLosses(found)
 
     return losses
-
-
-def _loaded(file: str, function: str) -> Callable[[Terms], Any]:
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"objective: no file {path}", field="objective")
-    spec = importlib.util.spec_from_file_location(f"steno_objective_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # it ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses of the file look for it there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"objective: {path}: {type(error).__name__}: {error}", field="objective") from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
-        raise ConfigError(
-            f"objective: {path} has no function {function}; it has {', '.join(names) or 'none'}", field="objective"
-        )
-    given: Callable[[Terms], Any] = found
-    return given
 
 
 def _try(name: str, given: Callable[[Terms], Any]) -> None:

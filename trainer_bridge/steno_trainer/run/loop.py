@@ -26,6 +26,7 @@ from steno.contracts.runs.leases import RunView
 from steno_rollouts.evaluation import Evaluator
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason
+from steno_trainer.data.own_estimator import estimator_named
 from steno_trainer.data.record_feed import RecordFeed
 from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.distributed.collective_calls import CollectiveCalls
@@ -78,6 +79,7 @@ class Loop:
         self._settings = settings
         self._calls, self._feed, self.state = calls, feed, state
         self._limits = limits
+        self._estimator = None if settings.imitates else estimator_named(settings.estimator)
         self._trackers, self._view = trackers, view
         self._status, self._evaluator, self._posts = status, evaluator, posts
         self._pushing: asyncio.Task[None] | None = None
@@ -202,7 +204,7 @@ class Loop:
             assemble,
             groups,
             terms,
-            None if terms.imitates else settings.estimator,
+            self._estimator,
             settings.overlong,
             count_silent=count_silent,
             report_by=settings.report_by,

@@ -31,6 +31,7 @@ from steno_rollouts.evaluation import Evaluator, greedy
 from steno_trainer.checkpoints.checkpoint import Checkpoints, RunState
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.lease_feed import LeaseFeed
+from steno_trainer.data.own_estimator import estimator_named
 from steno_trainer.data.record_feed import RecordFeed
 from steno_trainer.data.record_file import RecordFile
 from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
@@ -108,8 +109,9 @@ def train(settings: RunSettings) -> None:
 def check_beforehand(settings: RunSettings) -> None:
     """What would otherwise be missed only once the model is loaded.
 
-    Raises: ConfigError: a combination that can't be, a user's objective that is none, a tracker that is not installed, an
-        evaluation whose tasks, command or reward function are not what they should be, a file of records with a row that is none.
+    Raises: ConfigError: a combination that can't be, an objective or estimator of a user's that is none, a tracker that is not
+        installed, an evaluation whose tasks, command or reward function are not what they should be, a file of records with a row
+        that is none.
     """
     settings.check()
     if settings.weights_url is not None:
@@ -117,6 +119,8 @@ def check_beforehand(settings: RunSettings) -> None:
     objective_named(settings.objective)
     if not _is_first():
         return
+    if not settings.imitates:
+        estimator_named(settings.estimator)
     for warning in settings.idle():
         logger.warning("%s", warning)
     check_installed(settings)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from steno.contracts.records import MAX_REWARD
 from steno.contracts.runs.leases import Lease
 from steno_rollouts.reporting.breakdown import bounded, label_of, metric_means
-from steno_trainer.data.advantages import Estimator, ScoredTrial, group_advantages, unusable
+from steno_trainer.data.advantages import Estimator, GroupEstimator, ScoredTrial, group_advantages, unusable
 from steno_trainer.data.lease_feed import LeasedGroup
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.overlong import Overlong, OverlongFiltering, own_completions, was_cut
@@ -53,7 +53,7 @@ def says_something(lease: Lease) -> bool:
 def assemble(
     groups: Sequence[LeasedGroup],
     terms: TrainingTerms,
-    estimator: Estimator | None,
+    estimator: Estimator | GroupEstimator | None,
     overlong: Overlong,
     *,
     count_silent: bool = True,
@@ -72,10 +72,11 @@ def assemble(
     for trial_id, part in completions:
         lengths[trial_id] += part.end - part.start
     scored = [
-        ScoredTrial(trial.trial_id, leased.group_id, trial.reward, overlong.shaping(lengths[trial.trial_id]))
+        ScoredTrial(trial.trial_id, leased.group_id, trial.reward, overlong.shaping(tokens), tokens)
         for leased in groups
         for trial in leased.lease.trials
         if trial.reward is not None
+        for tokens in (lengths[trial.trial_id],)
     ]
     batch, dropped = make_batch(rows, scored, estimator, books, count_silent=count_silent)
     malformed = {

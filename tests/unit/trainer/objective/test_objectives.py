@@ -174,8 +174,8 @@ def test_what_is_no_loss_of_each_token_is_said_before_anything_is_loaded(tmp_pat
     ("text", "function", "said"),
     [
         ("import nothing_such\n", "loss", "ModuleNotFoundError: No module named 'nothing_such'"),
-        ("def losses(t): ...\n", "loss", "has no function loss; it has losses"),
-        ("loss = 3\n", "loss", "has no function loss; it has none"),
+        ("def losses(t): ...\n", "loss", "has no function 'loss'; it has losses"),
+        ("loss = 3\n", "loss", "has no function 'loss'; it has none"),
         ("def loss(:\n", "loss", "SyntaxError"),
     ],
 )
