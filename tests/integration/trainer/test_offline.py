@@ -77,23 +77,32 @@ def gained(folder: Path, model: Path, samples: list[Sample], trial: int) -> floa
 OWN = """
 def weighted(terms):
     return -terms.advantages_N * terms.ratios_N
+
+def centred(group):
+    return [36 * (reward - 0.5) / length for reward, length in zip(group.rewards, group.lengths)]
 """
 
 
-@pytest.mark.parametrize("better", [0, 1], ids=["as scored", "scored the other way, by an objective of the user's"])
+@pytest.mark.parametrize("better", [0, 1], ids=["as scored", "scored the other way, by functions of the user's"])
 def test_steps_over_recorded_samples_follow_their_rewards(tmp_path: Path, better: int) -> None:
     model = random_model(tmp_path / "model")
     samples = recorded(model, better)
     (tmp_path / "own.py").write_text(OWN)
-    lines = train(
-        tmp_path / "run", list(samples), model, objective=f"{tmp_path / 'own.py'}:weighted" if better else "clip"
+    file = tmp_path / "own.py"
+    own = (
+        {"objective": f"{file}:weighted", "estimator": f"{file}:centred", "mismatch_level": "sequence"}
+        if better
+        else {}
     )
+    lines = train(tmp_path / "run", list(samples), model, **own)
     assert ("policy/clip_high_fraction" in lines[0]["values"]) is not bool(better), "which only clip measures"
     assert [line["step"] for line in lines] == [1, 2] and all(line["stepped"] for line in lines), "then the records end"
     for step in (1, 2):
         batch = pickle.loads((tmp_path / "run" / f"batch-{step}.pickle").read_bytes())
         signs = {(int(trial.rsplit(".")[-1]) == better) == (value > 0) for trial, value in batch.advantages.items()}
         assert len(batch.advantages) == 4 and signs == {True}
+        sizes = [abs(value) for value in batch.advantages.values()]
+        assert sizes == pytest.approx([1.5 if better else 0.5**0.5] * 4, rel=1e-5), "12 tokens each"
     ledger = lines[-1]["ledger"]
     assert ledger == {"sampled": 12 * 2 * GROUPS, "trained": 12 * 2 * GROUPS, "untrained": {}}
     assert lines[0]["values"]["reward/mean"] == 0.5 and "staleness/mean" not in lines[0]["values"]
