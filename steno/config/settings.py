@@ -11,7 +11,7 @@ and calls `ProxySettings.load(cli, file)`. Constructing one directly (`ProxySett
 neither environment nor files. Every secret `x` may also be given as `x_file`, a path whose stripped content is it; `secret_files`
 says which were, for those who read them again.
 Lists take JSON or, in the environment, words between commas. A nested field is `STENO_OUTER__INNER` in the environment. A free
-dictionary is one value: whoever gives it replaces it, but for `STENO_OUTER__INNER`, which sets one of its keys.
+dictionary is one value: whoever gives it replaces it, but for `STENO_OUTER__INNER`, which sets one of its keys, by JSON or text.
 """
 
 from __future__ import annotations
@@ -96,11 +96,18 @@ def admin_key_here() -> SecretStr | None:
 
 
 class _Environment(EnvSettingsSource):
-    """pydantic's reader of the environment, which also takes `a,b` for a list of strings."""
+    """pydantic's reader of the environment, which also takes `a,b` for a list of strings, and in a free dictionary numbers."""
+
+    _free = False
+
+    def explode_env_vars(self, field_name: str, field: FieldInfo, env_vars: Mapping[str, str | None]) -> dict[str, Any]:
+        self._free = any(typing.get_args(kind)[1:] == (Any,) for kind in _types(field.annotation))
+        found = super().explode_env_vars(field_name, field, env_vars)
+        return _json_or_text(found) if self._free else found
 
     def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:
-        if field is None:  # deep in a free dictionary: JSON, or else the text itself
-            return json.loads(value)
+        if field is None:  # deep in a dictionary
+            return value if self._free else json.loads(value)
         is_list = any(typing.get_origin(kind) in (list, tuple) for kind in _types(field.annotation))
         if is_list and value.lstrip()[:1] not in ("[", "{"):
             return [word.strip() for word in value.split(",") if word.strip()]
@@ -109,6 +116,15 @@ class _Environment(EnvSettingsSource):
         except ValueError as error:
             prefix = str(self.settings_cls.model_config["env_prefix"]).upper()
             raise ConfigError(f"{prefix}{field_name.upper()}: not valid JSON: {error}", field=field_name) from None
+
+
+def _json_or_text(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _json_or_text(value) for name, value in found.items()}
+    try:
+        return json.loads(found) if isinstance(found, str) else found
+    except ValueError:
+        return found
 
 
 class Settings(BaseSettings):

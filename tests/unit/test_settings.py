@@ -166,7 +166,7 @@ FREE = "free: {temperature: 0.7, more: {a: 1, b: 2}}"
         ({"free": {"temperature": 1.0}}, {}, {"temperature": 1.0}, "--free"),
         ({"free": {}}, {"STENO_FREE__TOP_P": "1"}, {}, "--free"),
         ({}, {"STENO_FREE": '{"more": {"a": 3}}'}, {"more": {"a": 3}}, "STENO_FREE"),
-        ({}, {"STENO_FREE": '{"a": 1}', "STENO_FREE__TOP_P": "0.9"}, {"a": 1, "top_p": "0.9"}, "STENO_FREE"),
+        ({}, {"STENO_FREE": '{"a": 1}', "STENO_FREE__TOP_P": "0.9"}, {"a": 1, "top_p": 0.9}, "STENO_FREE"),
         (
             {},
             {"STENO_FREE__MORE__A": "3"},
@@ -189,6 +189,26 @@ def test_a_free_dictionary_is_replaced_by_the_first_that_has_one_and_one_key_of_
         monkeypatch.setenv(name, value)
     settings = Example.load(given, file)
     assert (settings.free, settings.origin("free")) == (found, origin.format(file=file))
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        ("0.9", 0.9),
+        ("null", None),
+        ("true", True),
+        ('["</s>"]', ["</s>"]),
+        ("auto", "auto"),
+        ('"0.9"', "0.9"),
+        ("", ""),
+    ],
+)
+def test_a_key_of_a_free_dictionary_is_json_or_else_text_in_the_environment(
+    said: str, means: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STENO_FREE__TEMPERATURE", said)
+    monkeypatch.setenv("STENO_FREE__MORE__A", said)
+    assert Example.load({}, None).free == {"temperature": means, "more": {"a": means}}
 
 
 def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
