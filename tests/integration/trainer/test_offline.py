@@ -79,7 +79,7 @@ def weighted(terms):
     return -terms.advantages_N * terms.ratios_N
 
 def centred(group):
-    return [36 * (reward - 0.5) / length for reward, length in zip(group.rewards, group.lengths)]
+    return [36 * (reward - 0.5) / max(1, length) for reward, length in zip(group.rewards, group.lengths)]
 """
 
 

@@ -7,7 +7,7 @@ groups before anything is loaded: what would end a run hours later is said at on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,11 @@ TRIED = (
     GroupRewards((0.0, 1.0), (10, 20)),
     GroupRewards((1.0, 0.25, -1.0), (300, 1, 40)),
     GroupRewards((1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0), (7, 7, 100, 9, 30, 2000, 8, 64)),
+    GroupRewards((0.0, 1.0, 1.0), (0, 12, 5)),
+    GroupRewards((0.5, 0.5), (8, 16)),
 )
+"""Of two trials and of more; with one that sampled nothing, as one that failed before its first call; of rewards that a length
+penalty has made equal."""
 
 
 def estimator_named(name: str) -> Estimator | GroupEstimator:
@@ -54,11 +58,12 @@ class OwnEstimator:
         """Raises: BadBatch: what the function returned, or raised, for which rewards."""
         try:
             found = self.function(group)
+            found = list(found) if isinstance(found, Iterable) else found  # what yields them may raise, too
         except Exception as error:
             raise self._refused(group, f"raised {type(error).__name__}: {error}") from error
         try:
             values = [float(value) for value in found]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self._refused(group, f"returned {found!r}, must be a list of numbers, one for each trial") from None
         if len(values) != len(group.rewards):
             raise self._refused(

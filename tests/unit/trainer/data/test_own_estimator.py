@@ -22,7 +22,7 @@ from tests.unit.trainer.run.test_config import settings
 SHORTER = """
 def shorter(group):
     mean = sum(group.rewards) / len(group.rewards)
-    return [(reward - mean) * 100 / length for reward, length in zip(group.rewards, group.lengths)]
+    return [(reward - mean) * 100 / max(1, length) for reward, length in zip(group.rewards, group.lengths)]
 """
 
 
@@ -71,6 +71,16 @@ def test_a_group_that_says_nothing_is_dropped_before(tmp_path: Path) -> None:
         ("return [r / 0 for r in group.rewards]", "it raised ZeroDivisionError: float division by zero"),
         ("return [float('nan')] * len(group.rewards)", r"it returned \[nan, nan\], must be finite"),
         ("return group.reward", "it raised AttributeError"),
+        ("yield from (r / 0 for r in group.rewards)", "it raised ZeroDivisionError"),
+        ("return [10**400] * len(group.rewards)", r"it returned \[10.*, must be a list of numbers"),
+        (
+            "return [r / n for r, n in zip(group.rewards, group.lengths)]",
+            r"for rewards \[0.0, 1.0, 1.0\] it raised ZeroDiv",
+        ),
+        (
+            "import statistics as s\n    return [r / s.stdev(group.rewards) for r in group.rewards]",
+            r"\[0.5, 0.5\] it raised",
+        ),
     ],
 )
 def test_what_gives_no_advantages_is_said_before_anything_is_loaded(tmp_path: Path, body: str, said: str) -> None:
