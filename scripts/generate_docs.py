@@ -53,7 +53,8 @@ value wins, a dictionary as a whole. A name that a program does not know is refu
 
 - **Command line**: `redis_url` is `--redis-url`. A list may be repeated.
 - **Environment**: `redis_url` is `STENO_REDIS_URL`; each program has its own prefix, below. Lists take words between commas,
-  or JSON.
+  or JSON. Of a dictionary `STENO_ROLLOUT_SAMPLING__TEMPERATURE=0.9` sets one key: to a number as JSON writes it, to other JSON,
+  or to the text itself (`1.10`; `"8"` in quotes).
 - **File**: `--config steno.yaml` or `steno.toml` (not for `steno sessions`), with the names below as keys.
 - **Secrets** (marked *secret*) may be given as `<name>_file` instead, in all three: a path whose content is the secret. They
   are never printed."""

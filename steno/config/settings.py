@@ -121,10 +121,14 @@ class _Environment(EnvSettingsSource):
 def _json_or_text(found: Any) -> Any:
     if isinstance(found, dict):
         return {name: _json_or_text(value) for name, value in found.items()}
+    if not isinstance(found, str):
+        return found
     try:
-        return json.loads(found) if isinstance(found, str) else found
+        value = json.loads(found)
     except ValueError:
         return found
+    # `1.10` is a version, and `12e4567` a hash: a number is one that JSON writes in the same way.
+    return found if isinstance(value, float) and json.dumps(value) != found else value
 
 
 class Settings(BaseSettings):

@@ -200,6 +200,9 @@ def test_a_free_dictionary_is_replaced_by_the_first_that_has_one_and_one_key_of_
         ('["</s>"]', ["</s>"]),
         ("auto", "auto"),
         ('"0.9"', "0.9"),
+        ("1.10", "1.10"),
+        ("12e4567", "12e4567"),
+        ("8", 8),
         ("", ""),
     ],
 )
