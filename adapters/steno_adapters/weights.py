@@ -186,8 +186,11 @@ def _each_once(tensors: Weights) -> Iterator[tuple[str, Tensor]]:
 
 def _shards(tensors: Weights) -> Iterator[dict[str, Tensor]]:
     """On the CPU, each tensor once, about SHARD_BYTES at a time."""
-    shard, size = dict[str, Tensor](), 0
+    shard, size, names = dict[str, Tensor](), 0, set[str]()
     for name, tensor in _each_once(tensors):
+        if name in names:
+            raise BadRequest(f"tensors: {name} comes twice, must be once and whole", field="tensors")
+        names.add(name)
         own = tensor.detach().to("cpu", copy=True).contiguous()
         if own.is_floating_point() and not own.isfinite().all():
             raise BadRequest(f"tensors: {name} has NaN or infinite values: the weights are not sent", field="tensors")

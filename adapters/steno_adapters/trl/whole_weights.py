@@ -44,14 +44,19 @@ def check_unquantised(trainer: Any) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not is_peft_model(model):
         return
-    for name, parameter in model.named_parameters():
-        # bitsandbytes may keep 4-bit weights in tensors of a floating-point type.
-        if not parameter.is_floating_point() or hasattr(parameter, "quant_state"):
-            raise BadRequest(
-                f"peft_config: got an adapter on quantised weights ({name}), must be on floating-point ones: workers get merged "
-                "weights",
-                field="peft_config",
-            )
+    # GPTQ and AWQ keep theirs in buffers; bitsandbytes may keep 4-bit weights in tensors of a floating-point type.
+    names = ["by its quantization_config"] if getattr(model.get_base_model(), "is_quantized", False) else []
+    names += [name for name, parameter in model.named_parameters() if _is_quantised(parameter)]
+    if names:
+        raise BadRequest(
+            f"peft_config: got an adapter on quantised weights ({names[0]}), must be on floating-point ones: workers get merged "
+            "weights",
+            field="peft_config",
+        )
+
+
+def _is_quantised(parameter: Tensor) -> bool:
+    return not parameter.is_floating_point() or parameter.itemsize < 2 or hasattr(parameter, "quant_state")
 
 
 @contextmanager

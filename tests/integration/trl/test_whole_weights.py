@@ -218,7 +218,7 @@ def test_an_adapter_that_cannot_be_merged_is_refused_by_name() -> None:
         check_adapter(trainer(prompts))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float8_e4m3fn])
 def test_an_adapter_on_quantised_weights_is_refused_before_the_first_push(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
@@ -226,7 +226,7 @@ def test_an_adapter_on_quantised_weights_is_refused_before_the_first_push(
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY), LORA)
     layer = model.get_base_model().model.layers[0].self_attn.q_proj.base_layer
     layer.weight = torch.nn.Parameter(torch.zeros(layer.weight.numel() // 2, 1, dtype=dtype), requires_grad=False)
-    if dtype.is_floating_point:
+    if dtype == torch.bfloat16:
         layer.weight.quant_state = "nf4"  # as bitsandbytes does, of which the type is an option
     made = trainer(model)
     refused = r"peft_config: got an adapter on quantised weights \(.*q_proj.base_layer.weight\)"
@@ -237,3 +237,14 @@ def test_an_adapter_on_quantised_weights_is_refused_before_the_first_push(
     args: Any = SimpleNamespace(token_budget=0)
     with pytest.raises(BadRequest, match=refused):
         AsyncRollouts(collector, [{"task_id": "a"}]).trainer("model", args)
+
+
+def test_an_adapter_on_weights_that_are_quantised_in_buffers_is_refused() -> None:
+    """GPTQ's and AWQ's, which transformers marks."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY), LORA)
+    check_adapter(trainer(model))
+    model.get_base_model().is_quantized = True
+    with pytest.raises(
+        BadRequest, match=r"peft_config: got an adapter on quantised weights \(by its quantization_config\)"
+    ):
+        check_adapter(trainer(model))

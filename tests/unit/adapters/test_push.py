@@ -106,6 +106,14 @@ def test_tied_weights_are_sent_once_and_views_whole(tmp_path: Path) -> None:
     assert torch.equal(load_file(file)["turned"], base.T)
 
 
+def test_a_name_that_comes_twice_is_refused_before_anything_is_sent() -> None:
+    """The last one would win, without a word."""
+    proxy = Proxy()
+    with pytest.raises(BadRequest, match="tensors: w comes twice"):
+        pushed(proxy, iter([("w", torch.ones(3)), ("v", torch.ones(1)), ("w", torch.zeros(3))]))
+    assert proxy.specs == []
+
+
 def test_weights_are_cut_into_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SHARD_BYTES", 16)
     proxy = Proxy("done")
