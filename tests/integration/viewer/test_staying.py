@@ -91,11 +91,21 @@ async def test_an_answer_that_was_asked_for_again_is_followed(browser: Any) -> N
         assert await page.locator("section.turn").count() == 2, "in the place of what was broken"
         await page.click(f"[data-turn='{turns[1].turn_id}']")
         await page.wait_for_selector(f"#turn-{turns[1].turn_id} >> text=superseded by #2")
-        after = made_turn(8, 2, again, began)
+        after = made_turn(8, 2, again, began, partial=True, finish_reason="cancelled")
         await store.commit("again", after, row(after, parent=2), now=began + 12)
         await page.wait_for_selector(f"[data-turn='{after.turn_id}']")
         assert await page.locator(f"#turn-{turns[1].turn_id}").count() == 1, "whoever looks at it stays there"
-        assert looker.troubles == []
+        await page.click(f"[data-turn='{after.turn_id}']")
+        await page.wait_for_selector(f"#turn-{after.turn_id}")
+        await page.route("**/sessions/again", lambda route: route.abort())  # as a tab in the background does not look
+        twice = [made_turn(9, 2, again, began, retry_of=after.turn_id, partial=True, finish_reason="cancelled")]
+        twice.append(made_turn(10, 2, again, began, retry_of=twice[0].turn_id))
+        for n, (old, new) in enumerate(zip([after, *twice], twice, strict=False)):
+            await store.commit("again", new, row(new, parent=2), now=began + 13 + n)
+            await store.supersede("again", old.turn_id, new.turn_id)
+        await page.unroute("**/sessions/again")
+        await page.wait_for_selector(f"#turn-{twice[1].turn_id} >> text=retry of #4")
+        assert [trouble for trouble in looker.troubles if trouble.startswith("exception")] == []
 
 
 async def test_folds_and_rows_stay_while_a_session_grows(browser: Any) -> None:

@@ -205,8 +205,9 @@ class SessionPage {
 
   // The answer at the end of what is shown did not reach the client, who asked again: the conversation goes on there.
   followRetry(before) {
-    const now = before && this.recording.get(before.turn_id).superseded_by;
-    if (now && !before.superseded_by && this.recording.get(now)) this.leaf = now;
+    if (!before || before.superseded_by) return; // nothing is shown, or somebody has chosen what was superseded
+    const next = (turn) => this.recording.get(turn.superseded_by);
+    for (let turn = next(this.recording.get(before.turn_id)); turn; turn = next(turn)) this.leaf = turn.turn_id;
   }
 
   // What is shown goes on with what is new, where it goes on from it.
