@@ -180,8 +180,9 @@ class TrainerSettings(Settings):
     )
     mismatch_level: Literal["token", "sequence", "geometric"] | None = Field(
         None,
-        description="what has one such weight: a token, or all tokens of a sample, by their ratios' product (`sequence`) or "
-        "their geometric mean (`geometric`); unset: token, and with another importance_sampling_level geometric",
+        description="what has one such weight: a token, or all trained tokens of a sample, by their ratios' product "
+        "(`sequence`) or their geometric mean (`geometric`); with another importance_sampling_level than token, all that share "
+        "a ratio; unset: token, and with such a level geometric",
     )
     mismatch_low: float = Field(0.5, ge=0, description="lowest ratio that `masked` keeps")
     mismatch_high: float = Field(2.0, gt=0, description="largest ratio that `masked` keeps and `truncated` cuts to")

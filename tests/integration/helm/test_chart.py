@@ -455,6 +455,7 @@ def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
     assert ("job/run-steno-trainer" in notes) == (case.stem in ("training", "offline"))
     assert ("until networkPolicy.monitoring names its pods" in notes) == (case.stem == "training")
     assert "Set keys.metricsKey before you rotate it" not in notes
+    assert ("A helm rollback sets as many replicas" in notes) == (case.stem in ("scaled-by-cpu", "whole"))
     assert ("https://steno.example/rl/steno\n" in notes) == (case.stem == "external")
     assert ("Replicas share no archive" in notes) == (case.stem in ("scaled-by-cpu", "whole"))
 

@@ -7,8 +7,7 @@ give more. What was sampled from q (`sampling_logprobs`, recorded: I1) is correc
 
 which carry no gradient. A sequence may have one rho for all of its tokens:
 
-    sequence    the product of theirs, exp(sum of log rho): the importance weight of what was sampled as a whole, without bias;
-                far from 1 where there are many tokens
+    sequence    the product of theirs, exp(sum of log rho): the importance weight of all; far from 1 where they are many
     geometric   their geometric mean, exp(mean of log rho): how far the two are apart by token, however long it is
 
 Where a sequence has one importance ratio (`ratios`), it has one rho in any case: a weight of each token's own would turn GSPO's
