@@ -21,7 +21,7 @@ from tests.support.machine.engine_storage import own_storage
 from tests.support.sources import SOURCES
 
 KEY = "key-of-the-benchmark"
-NODES = ROOT / "tests/integration/rollouts/ray_nodes.py"
+NODES = "tests.integration.rollouts.ray_nodes"
 NULL = ROOT / "benchmarks/null_trial.sh"
 IMAGE = "localhost/steno-null:latest"
 
@@ -95,7 +95,7 @@ def ray(python: str, folder: Path, places: int) -> Iterator[str]:
     """A cluster of a head and a node with so many places; its address."""
     with (folder / "ray.log").open("wb") as said:
         nodes = subprocess.Popen(
-            [python, str(NODES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
+            [python, "-m", NODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
             env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": SOURCES},
         )  # fmt: skip
     assert nodes.stdin is not None and nodes.stdout is not None

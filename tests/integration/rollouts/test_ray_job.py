@@ -39,7 +39,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     log = tmp_path_factory.mktemp("ray") / "nodes.log"
     with log.open("wb") as said:
         process = subprocess.Popen(
-            [PYTHON, str(NODES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
+            [PYTHON, "-m", NODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, cwd=ROOT,
             env={**os.environ, **QUIET, **PATIENT},
         )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
