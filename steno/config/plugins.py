@@ -1,4 +1,5 @@
-"""Functions of the user's that settings name as `FILE.py:function`: a script of the worker, a reward of the rollouts."""
+"""Functions of the user's that settings name as `FILE.py:function`: a script of the worker, a reward of the rollouts,
+an objective or an estimator of the trainer."""
 
 from __future__ import annotations
 
@@ -10,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from steno.contracts.errors import ConfigError
+
+
+def names_function(value: str) -> bool:
+    """Whether a setting that also takes names of ours is given a `FILE.py:function`."""
+    file, _, function = value.rpartition(":")
+    return file.endswith(".py") and function.isidentifier()
 
 
 def load_function(where: str, field: str) -> Callable[..., Any]:

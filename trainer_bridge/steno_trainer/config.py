@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from steno.config.plugins import names_function
 from steno.config.settings import Settings, SettingsConfigDict
 from steno.contracts.errors import ConfigError
 from steno_trainer.data.advantages import Estimator
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
-from steno_trainer.data.own_estimator import is_own
 from steno_trainer.objective.aggregation import Aggregation
-from steno_trainer.objective.registry import REGISTRY, file_and_function, imitates
+from steno_trainer.objective.registry import REGISTRY, imitates
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -271,11 +271,11 @@ class TrainerSettings(Settings):
                 f"aggregation: got {self.aggregation.value}",
                 field="constant_tokens",
             )
-        if self.objective not in REGISTRY and file_and_function(self.objective) is None:
+        if self.objective not in REGISTRY and not names_function(self.objective):
             raise ConfigError(
                 f"objective: got {self.objective}, must be {', '.join(REGISTRY)} or FILE.py:function", field="objective"
             )
-        if self.estimator not in list(Estimator) and not is_own(self.estimator):
+        if self.estimator not in list(Estimator) and not names_function(self.estimator):
             raise ConfigError(
                 f"estimator: got {self.estimator}, must be {', '.join(Estimator)} or FILE.py:function",
                 field="estimator",

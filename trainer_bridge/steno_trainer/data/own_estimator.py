@@ -31,10 +31,6 @@ def estimator_named(name: str) -> Estimator | GroupEstimator:
     """Raises: ConfigError: names `estimator`: no such one; or a file or function that is none, or gives no advantages."""
     if name in list(Estimator):
         return Estimator(name)
-    if not is_own(name):
-        raise ConfigError(
-            f"estimator: got {name}, must be {', '.join(Estimator)} or FILE.py:function", field="estimator"
-        )
     own = OwnEstimator(name, load_function(name, "estimator"))
     for group in TRIED:
         try:
@@ -42,11 +38,6 @@ def estimator_named(name: str) -> Estimator | GroupEstimator:
         except BadBatch as error:
             raise ConfigError(error.message, field="estimator") from error
     return own
-
-
-def is_own(name: str) -> bool:
-    file, _, function = name.rpartition(":")
-    return file.endswith(".py") and function.isidentifier()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from steno.config.plugins import load_function
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadBatch
-from steno_trainer.objective.registry import REGISTRY, file_and_function
+from steno_trainer.objective.registry import REGISTRY
 from steno_trainer.objective.terms import Terms, TokenLosses, TokenObjective
 
 ALIKE = 1e-4
@@ -31,10 +31,6 @@ def objective_named(name: str) -> TokenObjective:
     if name in REGISTRY:
         found: TokenObjective = import_module(f"steno_trainer.objective.{REGISTRY[name].module}").losses
         return found
-    if file_and_function(name) is None:
-        raise ConfigError(
-            f"objective: got {name}, must be {', '.join(REGISTRY)} or FILE.py:function", field="objective"
-        )
     given: Callable[[Terms], Any] = load_function(name, "objective")
     _try(name, given)
 

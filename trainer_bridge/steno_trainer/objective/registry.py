@@ -22,11 +22,5 @@ REGISTRY = {
 }
 
 
-def file_and_function(objective: str) -> tuple[str, str] | None:
-    """Of `FILE.py:function`. None: it is not of that form."""
-    file, _, function = objective.rpartition(":")
-    return (file, function) if file.endswith(".py") and function.isidentifier() else None
-
-
 def imitates(objective: str) -> bool:
     return objective in REGISTRY and not REGISTRY[objective].rewards
