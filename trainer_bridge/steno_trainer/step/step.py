@@ -115,7 +115,9 @@ class Stepper:
         self.steps_done = steps_done
         self._level = RatioLevel(self.settings.importance_sampling_level)
         self._objective = objective_of(self.settings)
-        self._corrects_sequences = self._objective.mismatch.level not in (None, CorrectionLevel.TOKEN)
+        by_token = self._objective.mismatch.level in (None, CorrectionLevel.TOKEN)
+        # What is summed over: what has one ratio, else what has one weight of the mismatch.
+        self._summed = RatioLevel.SEQUENCE if self._level is RatioLevel.TOKEN and not by_token else self._level
         self._layout = _layout(self.settings, engine)
 
     def step(self, batch: StepBatch | None) -> StepReport:
@@ -217,7 +219,7 @@ class Stepper:
 
     def _sequences(self, packed: PackedBatch) -> tuple[Sequences | None, Sequences | None]:
         """What has one ratio, and what has one weight of the mismatch where that is something else."""
-        if self._level is RatioLevel.TOKEN and not self._corrects_sequences:
+        if self._summed is RatioLevel.TOKEN:
             return None, None
         found = Sequences(packed.sequence_N, packed.sequence_tokens_N, packed.sequences, self.ranks.add_shared)
         return (None, found) if self._level is RatioLevel.TOKEN else (found, None)
@@ -234,8 +236,7 @@ class Stepper:
         return self.ranks.add(scored_N)
 
     def _share(self, rows: Sequence[TrainingRow], orders: StepOrders, weights: Sequence[float]) -> RankShare:
-        level = RatioLevel.SEQUENCE if self._corrects_sequences and self._level is RatioLevel.TOKEN else self._level
-        packed = collate(rows, orders.advantages, weights, level, share=orders.share).to(self.ranks.device)
+        packed = collate(rows, orders.advantages, weights, self._summed, share=orders.share).to(self.ranks.device)
         return take_share(
             packed, ranks=self.ranks.sequence_size, rank=self.ranks.sequence_rank, group=self.ranks.sequence
         )
