@@ -23,6 +23,7 @@ from steno_trainer.model.adapter import add_adapter, without_adapter
 from steno_trainer.model.coverage import examine
 from steno_trainer.model.deepspeed_config import deepspeed_config, reference_config, start_deepspeed
 from steno_trainer.model.model import PolicyModel, cost_model, load_model
+from steno_trainer.model.same_tokens import check_same_tokens
 from steno_trainer.model.sequence_parallel import RankShare
 from steno_trainer.model.sharing import why_not_shared
 from steno_trainer.model.sizes import full_numel
@@ -74,6 +75,8 @@ class PolicyEngine:
             )  # fmt: skip
         reference = None
         if settings.reference_kl and (settings.lora_rank is None or settings.reference is not None):
+            if settings.reference is not None:
+                check_same_tokens(settings.model, settings.reference, trust_remote_code=settings.trust_remote_code)
             frozen = reference_config(zero)
             reference = _initialize(
                 _load(settings.reference or settings.model, settings, frozen, training=False), frozen
@@ -111,8 +114,9 @@ class PolicyEngine:
 
     @property
     def vocabulary(self) -> int:
-        """Ids in samples must be below it."""
-        return int(self.lm.config.vocab_size)
+        """Ids in samples must be below it: of the policy and of the reference."""
+        models = [self.lm] if self.reference is None else [self.lm, self.reference.module.lm]
+        return min(int(model.config.vocab_size) for model in models)
 
     @property
     def context_tokens(self) -> int:
