@@ -36,8 +36,11 @@ MUTANTS = (
     ),
     Mutant(
         "reference-turned-round", "the reference's divergence is taken the wrong way round", _LOSS,
-        "_k3(torch.where(mask_N, tokens.reference_logprobs_N, 0.0) - logprobs_N)",
-        "_k3(logprobs_N - torch.where(mask_N, tokens.reference_logprobs_N, 0.0))", _unit("objective/loss"),
+        "_k3(reference_N - logprobs_N)", "_k3(logprobs_N - reference_N)", _unit("objective/loss"),
+    ),
+    Mutant(
+        "teacher-turned-round", "what the teacher would not say is pushed up", _LOSS,
+        "_cut(reference_N - proximal_N)", "_cut(proximal_N - reference_N)", _unit("objective/loss"),
     ),
     Mutant(
         "clipped-both-ways", "the clipped term is taken wherever it is larger", _CLIP,

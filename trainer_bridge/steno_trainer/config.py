@@ -47,7 +47,7 @@ NEEDS = (
         for field in (
             "importance_sampling_level", "proximal", "estimator", "count_silent_groups", "clip_low", "clip_high", "dual_clip",
             "mismatch", "mismatch_level", "mismatch_low", "mismatch_high", "overlong_max_tokens", "overlong_penalty_factor",
-            "annotate",
+            "annotate", "distillation",
         )
     ),
     Need("reduce_precision", "precision: bfloat16", ("precision",), lambda s: s.precision == "bfloat16"),
@@ -72,7 +72,10 @@ NEEDS = (
         )
         for field in ("mismatch_level", "mismatch_high")
     ),
-    Need("reference", "reference_kl above 0", ("reference_kl",), lambda s: s.reference_kl > 0),
+    Need(
+        "reference", "reference_kl or distillation above 0", ("reference_kl", "distillation"), lambda s: s.scores_reference
+    ),
+    Need("count_silent_groups", "distillation: 0, which trains these groups", ("distillation",), lambda s: not s.distillation),
     Need("offload_parameters", "offload_optimizer", ("offload_optimizer",), lambda s: s.offload_optimizer),
 )  # fmt: skip
 IDLE = tuple(
@@ -186,10 +189,16 @@ class TrainerSettings(Settings):
     )
     mismatch_low: float = Field(0.5, ge=0, description="lowest ratio that `masked` keeps")
     mismatch_high: float = Field(2.0, gt=0, description="largest ratio that `masked` keeps and `truncated` cuts to")
-    reference_kl: float = Field(0.0, ge=0, description="weight of the k3 KL to the reference; 0 loads no reference")
+    reference_kl: float = Field(0.0, ge=0, description="weight of the k3 KL to the reference; 0: none")
+    distillation: float = Field(
+        0.0, ge=0,
+        description="weight of log(reference / policy) in each token's advantage, which makes the reference a teacher; groups "
+        "whose rewards are all equal are trained too then; 0: none",
+    )  # fmt: skip
     reference: str | None = Field(
         None,
-        description="model directory of the reference; default: `model`, which with lora_rank is the model without its adapter",
+        description="model directory of the reference, or of the teacher; default: `model`, which with lora_rank is the model "
+        "without its adapter",
     )
     entropy_bonus: float = Field(0.0, description="weight of the entropy, in nats")
 
@@ -253,6 +262,11 @@ class TrainerSettings(Settings):
     def imitates(self) -> bool:
         """Whether the objective reads no rewards, ratios and sampled probabilities."""
         return imitates(self.objective)
+
+    @property
+    def scores_reference(self) -> bool:
+        """Whether a step needs log-probabilities by the reference."""
+        return self.reference_kl > 0 or self.distillation > 0
 
     @property
     def overlong(self) -> Overlong:

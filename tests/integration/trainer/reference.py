@@ -19,9 +19,19 @@ from steno_trainer.step.step_plan import StepBatch
 class Reference:
     """dtype float64: rounding is what we compare with. Optimizer: AdamW as in the settings of the test."""
 
-    def __init__(self, model: Path, *, learning_rate: float, epsilon: float, max_grad_norm: float = 0.0) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
-        self.frozen = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    def __init__(
+        self,
+        model: Path,
+        *,
+        learning_rate: float,
+        epsilon: float,
+        max_grad_norm: float = 0.0,
+        frozen: Path | None = None,
+    ) -> None:
+        self.model, self.frozen = (
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager")
+            for path in (model, frozen or model)
+        )
         self.max_grad_norm = max_grad_norm
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=learning_rate, betas=(0.9, 0.95), eps=epsilon, weight_decay=0.0
@@ -33,6 +43,7 @@ class Reference:
         passes: Sequence[Sequence[int]],
         *,
         reference_kl: float = 0.0,
+        distillation: float = 0.0,
         level: str = "token",
         corrected: str | None = None,
         kept: tuple[float, float] = (0.5, 2.0),
@@ -63,13 +74,14 @@ class Reference:
                     share = (logprobs[of] - start[of]).mean().exp().item()
                     stopped.append(share > 1 + high if advantage > 0 else share < 1 - low)
                 for at in range(len(logprobs)):
+                    lesson = advantage + distillation * (frozen[i][at] - start[at]).item()
                     same = torch.tensor([found == numbers[at] for found in numbers])
                     apart = (start - sampling)[same if corrected is None or level != "token" else slice(None)]
                     rho = math.exp(apart.sum() if corrected == "sequence" else apart.mean())
                     m = rho if kept[0] <= rho <= kept[1] else 0.0
                     change = (logprobs - start)[same].mean().detach()
                     ratio = (change + logprobs[at] - logprobs[at].detach()).exp()
-                    gain = m * torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+                    gain = m * torch.minimum(ratio * lesson, ratio.clamp(1 - low, 1 + high) * lesson)
                     away = frozen[i][at] - logprobs[at]
                     kl = away.exp() - away - 1
                     total = total + (-gain + reference_kl * kl - 0.01 * entropies[at]) / by_trial.total()

@@ -74,7 +74,7 @@ class PolicyEngine:
                 seed=settings.seed,
             )  # fmt: skip
         reference = None
-        if settings.reference_kl and (settings.lora_rank is None or settings.reference is not None):
+        if settings.scores_reference and (settings.lora_rank is None or settings.reference is not None):
             if settings.reference is not None:
                 check_same_tokens(settings.model, settings.reference, trust_remote_code=settings.trust_remote_code)
             frozen = reference_config(zero)
@@ -134,7 +134,7 @@ class PolicyEngine:
     @property
     def has_reference(self) -> bool:
         """A model beside the policy, or the policy without its adapter."""
-        return bool(self.settings.reference_kl)
+        return self.settings.scores_reference
 
     @torch.no_grad()
     def score(self, share: RankShare, chunks: int, *, reference: bool) -> Tensor:

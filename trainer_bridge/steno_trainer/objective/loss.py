@@ -3,12 +3,15 @@
 Per trained token, with A the advantage of its trial, w its weight from `aggregation`, m its mismatch weight from `mismatch`:
 
     r    = exp(logprobs - proximal_logprobs), by token; by sequence as `ratios` has it (GSPO)
-    loss = w (  m L(r, A, logprobs)  +  reference_kl k3  -  entropy_bonus H  )
+    loss = w (  m L(r, A', logprobs)  +  reference_kl k3  -  entropy_bonus H  )
+    A'   = A + distillation (reference_logprobs - proximal_logprobs), without a gradient
     k3   = exp(reference_logprobs - logprobs) - (reference_logprobs - logprobs) - 1
 
     L                   the objective: `clip` (PPO, DAPO), `dual_clip`, `cispo`, `sft`, or a user's
     proximal and behaviour policies apart: decoupled PPO, arXiv:2110.00641; AReaL, arXiv:2505.24298
     k3                  Schulman, "Approximating KL Divergence" (2020); as the term of GRPO, arXiv:2402.03300, equation 4
+    A'                  on-policy distillation: the gradient of KL(policy || reference), each token's own; Gu et al., MiniLLM,
+                        arXiv:2306.08543, without what later tokens add; Lu et al., "On-Policy Distillation" (2025)
 
 There are three policies: the sampler's (recorded), the proximal one (the trainer's at the start of the step), and the current
 one. With one optimiser step per batch the last two are the same, r is 1 and only its gradient matters: leave `proximal` out.
@@ -51,14 +54,16 @@ MAXIMA = ("policy/ratio_max", "mismatch/ratio_max")
 
 @dataclass(frozen=True)
 class Objective:
-    """clip_low, clip_high: dimensionless (`ratios.CLIP`). reference_kl: weight of k3, 0.0 needs no reference.
-    entropy_bonus: weight of the entropy in nats. around_sampler: clip around the recorded probabilities; no `mismatch` then.
-    losses: L. dual_clip: c of `dual_clip`. imitates: r and m are 1, whatever was sampled."""
+    """clip_low, clip_high: dimensionless (`ratios.CLIP`). reference_kl: weight of k3; distillation: of the log ratio to the
+    reference in advantages; where both are 0.0 no reference is needed. entropy_bonus: weight of the entropy in nats.
+    around_sampler: clip around the recorded probabilities; no `mismatch` then. losses: L. dual_clip: c of `dual_clip`.
+    imitates: r and m are 1, whatever was sampled."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28
     mismatch: Mismatch = field(default_factory=Mismatch)
     reference_kl: float = 0.0
+    distillation: float = 0.0
     entropy_bonus: float = 0.0
     around_sampler: bool = False
     losses: TokenObjective = clip.losses
@@ -66,7 +71,7 @@ class Objective:
     imitates: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("clip_low", "clip_high", "reference_kl"):
+        for name in ("clip_low", "clip_high", "reference_kl", "distillation"):
             if getattr(self, name) < 0.0:
                 raise ConfigError(f"{name}: got {getattr(self, name)}, must be at least 0", field=name)
 
@@ -110,7 +115,7 @@ def policy_loss(
 
     Args: logprobs_N, entropies_N: the current policy's, from `logprobs.token_logprobs`. sequences: what has one ratio; None:
         every token. corrected_by: what has one weight of the mismatch, where that is something else.
-    Raises: BadBatch: shapes that differ; reference_kl without a reference.
+    Raises: BadBatch: shapes that differ; no reference where one is needed.
     """
     mask_N = tokens.loss_mask_N
     _check_shapes(objective, tokens, logprobs_N, entropies_N)
@@ -124,6 +129,10 @@ def policy_loss(
     if objective.imitates:
         given = None
     proximal_N = logprobs_N.detach() if given is None else torch.where(mask_N, given, 0.0)
+    reference_N = None
+    if tokens.reference_logprobs_N is not None:
+        reference_N = torch.where(mask_N, tokens.reference_logprobs_N, 0.0)
+        advantages_N = advantages_N + objective.distillation * _cut(reference_N - proximal_N)
 
     uncorrected = objective.around_sampler or objective.imitates
     mismatch = Mismatch(Correction.OFF) if uncorrected else objective.mismatch
@@ -138,8 +147,8 @@ def policy_loss(
     )  # fmt: skip
     losses_N = corrected.weights_N * found.losses_N
     reference_k3_N = None
-    if tokens.reference_logprobs_N is not None:
-        reference_k3_N = _k3(torch.where(mask_N, tokens.reference_logprobs_N, 0.0) - logprobs_N)
+    if reference_N is not None:
+        reference_k3_N = _k3(reference_N - logprobs_N)
         losses_N = losses_N + objective.reference_kl * reference_k3_N
     if objective.entropy_bonus:
         losses_N = losses_N - objective.entropy_bonus * entropies_N
@@ -192,8 +201,12 @@ def means(sums_M2: Tensor, maxima_X: Tensor) -> dict[str, float]:
 
 def _k3(log_ratios_N: Tensor) -> Tensor:
     """exp(x) - x - 1: at least 0, and under q unbiased for KL(q || p) where x = log p - log q. Schulman (2020)."""
-    cut_N = log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    cut_N = _cut(log_ratios_N)
     return torch.expm1(cut_N) - cut_N
+
+
+def _cut(log_ratios_N: Tensor) -> Tensor:
+    return log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _sum_and_count(metric_N: Tensor | None, mask_N: Tensor, parts_N: Tensor | float = 1.0) -> Tensor:
@@ -219,5 +232,6 @@ def _check_shapes(objective: Objective, tokens: Tokens, *given: Tensor) -> None:
     shapes = {tuple(tensor.shape) for tensor in known if tensor is not None}
     if shapes != {tuple(tokens.loss_mask_N.shape)} or tokens.loss_mask_N.dtype != torch.bool:
         raise BadBatch(f"a {tokens.loss_mask_N.dtype} mask of {tuple(tokens.loss_mask_N.shape)} over {sorted(shapes)}")
-    if objective.reference_kl and tokens.reference_logprobs_N is None:
-        raise BadBatch("reference_kl is set, but the batch has no reference log-probabilities")
+    for name in ("reference_kl", "distillation"):
+        if getattr(objective, name) and tokens.reference_logprobs_N is None:
+            raise BadBatch(f"{name} is set, but the batch has no reference log-probabilities")

@@ -207,6 +207,7 @@ class Loop:
             self._estimator,
             settings.overlong,
             count_silent=count_silent,
+            train_silent=settings.distillation > 0,
             report_by=settings.report_by,
         )
         self._named_calls.look(ready.named, ready.other_models)

@@ -57,10 +57,11 @@ def assemble(
     overlong: Overlong,
     *,
     count_silent: bool = True,
+    train_silent: bool = False,
     report_by: str | None = None,
 ) -> AssembledStep:
-    """Everything that these groups bring to a step by weights that `terms.history` ends in. estimator and count_silent: as in
-    `make_batch`. report_by: field of the tasks by which rewards are reported as well."""
+    """Everything that these groups bring to a step by weights that `terms.history` ends in. estimator, count_silent and
+    train_silent: as in `make_batch`. report_by: field of the tasks by which rewards are reported as well."""
     books = Ledger()
     for leased in groups:
         books.add(leased.books)
@@ -78,7 +79,7 @@ def assemble(
         if trial.reward is not None
         for tokens in (lengths[trial.trial_id],)
     ]
-    batch, dropped = make_batch(rows, scored, estimator, books, count_silent=count_silent)
+    batch, dropped = make_batch(rows, scored, estimator, books, count_silent=count_silent, train_silent=train_silent)
     malformed = {
         trial.group_id: f"trial {trial.trial_id}: reward: got {trial.reward}, must be within ±{MAX_REWARD:g}"
         for trial in scored

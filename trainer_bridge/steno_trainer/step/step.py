@@ -308,6 +308,7 @@ def objective_of(settings: TrainerSettings) -> Objective:
             CorrectionLevel(settings.mismatch_level) if settings.mismatch_level else None,
         ),
         reference_kl=settings.reference_kl,
+        distillation=settings.distillation,
         entropy_bonus=settings.entropy_bonus,
         around_sampler=settings.proximal == "sampler",
         losses=objective_named(settings.objective),

@@ -150,6 +150,7 @@ def make_batch(
     ledger: Ledger,
     *,
     count_silent: bool = True,
+    train_silent: bool = False,
 ) -> tuple[StepBatch, dict[str, Reason]]:
     """From rows to a batch: advantages over all scored trials of the step's groups, rows of groups that say nothing booked.
 
@@ -157,14 +158,19 @@ def make_batch(
         estimator: None: nobody asks for rewards; all rows are kept, with advantages of 1.
         scored: every trial with a reward, also those of which no sample is left: they are part of their group's mean.
         count_silent: groups whose rewards are all equal count in what a token's loss is divided by.
-    Returns: the batch (its rows may be none), and the groups that were dropped.
+        train_silent: groups that say nothing are kept, with advantages of 0: a teacher speaks of their tokens.
+    Returns: the batch (its rows may be none), and the groups that say nothing, or can't be trained.
     """
     if estimator is None:
         return StepBatch(rows, dict.fromkeys((row.trial_id for row in rows), 1.0)), {}
     found = group_advantages(scored, estimator)
+    if train_silent:
+        malformed = {group: why for group, why in found.dropped.items() if why is Reason.MALFORMED}
+        silent = {trial.trial_id: 0.0 for trial in scored if trial.group_id in found.dropped.keys() - malformed.keys()}
+        return StepBatch(drop_groups(rows, malformed, ledger), found.by_trial | silent), found.dropped
     quiet = [row for row in rows if found.dropped.get(row.group_id) is Reason.ZERO_VARIANCE] if count_silent else []
-    silent = SilentTotals.of([SampleShare(row.trial_id, row.trained_tokens) for row in quiet])
-    return StepBatch(drop_groups(rows, found.dropped, ledger), found.by_trial, silent), found.dropped
+    totals = SilentTotals.of([SampleShare(row.trial_id, row.trained_tokens) for row in quiet])
+    return StepBatch(drop_groups(rows, found.dropped, ledger), found.by_trial, totals), found.dropped
 
 
 def _plan(items: Sequence[PackingItem], forest: Forest, layout: Layout) -> PackingPlan:

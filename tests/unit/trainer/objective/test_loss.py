@@ -47,6 +47,8 @@ def by_hand(objective, tokens, logprobs, entropies):
         now, asked = logprobs[i].item(), tokens.sampling_logprobs_N[i].item()
         near = tokens.proximal_logprobs_N[i].item() if tokens.proximal_logprobs_N is not None else now
         advantage, entropy = tokens.advantages_N[i].item(), entropies[i].item()
+        if objective.distillation:
+            advantage += objective.distillation * (tokens.reference_logprobs_N[i].item() - near)
         rho, masked, truncated = math.exp(near - asked), False, False
         if settings.correction is Correction.OFF:
             m = 1.0
@@ -91,6 +93,7 @@ OBJECTIVES = [
     Objective(clip_low=0.1, clip_high=0.5, mismatch=Mismatch(Correction.TRUNCATED, high=1.2)),
     Objective(mismatch=Mismatch(Correction.MASKED, low=0.6, high=1.5)),
     Objective(reference_kl=0.1, entropy_bonus=0.02, mismatch=Mismatch(Correction.MASKED)),
+    Objective(distillation=0.7, reference_kl=0.1),
 ]
 
 
@@ -119,6 +122,21 @@ def test_around_the_sampler_the_ratio_is_to_what_was_recorded_and_corrects_itsel
     assert means(found.sums_M2, found.maxima_X) == pytest.approx(kept, rel=1e-12, abs=1e-12)
     assert kept["policy/clip_high_fraction"] > 0 < kept["policy/clip_low_fraction"]
     assert not found.mismatch_masked_N.any()
+
+
+def test_distillation_follows_the_gradient_of_the_kl_to_the_teacher():
+    """Of KL(policy || teacher) of the next token, exactly: every token of a vocabulary once, weighed by how likely it is."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, generator=generator, dtype=torch.float64).requires_grad_()
+    teacher = torch.log_softmax(torch.randn(9, generator=generator, dtype=torch.float64), -1)
+    logprobs = torch.log_softmax(logits, -1)
+    (expected,) = torch.autograd.grad((logprobs.exp() * (logprobs - teacher)).sum(), logits, retain_graph=True)
+    drawn = logprobs.detach()
+    all_of_them = torch.ones(9, dtype=torch.bool)
+    tokens = Tokens(drawn, torch.zeros(9), drawn.exp(), all_of_them, reference_logprobs_N=teacher)
+    found = policy_loss(Objective(distillation=0.25), tokens, logprobs, torch.zeros(9, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(found.total, logits)
+    assert gradient.tolist() == pytest.approx((0.25 * expected).tolist(), abs=1e-12) and expected.abs().max() > 0.01
 
 
 def test_the_case_meets_every_bound():
@@ -254,9 +272,10 @@ def test_shapes_and_settings_that_do_not_fit_are_refused():
         policy_loss(Objective(), tokens, logprobs[:-1], entropies)
     with pytest.raises(BadBatch, match=r"float64 mask"):
         policy_loss(Objective(), replace(tokens, loss_mask_N=tokens.weights_N), logprobs, entropies)
-    with pytest.raises(BadBatch, match="no reference log-probabilities"):
-        policy_loss(Objective(reference_kl=0.1), tokens, logprobs, entropies)
-    for wrong in ({"clip_low": -0.1}, {"reference_kl": -1.0}):
+    for needs in ({"reference_kl": 0.1}, {"distillation": 0.1}):
+        with pytest.raises(BadBatch, match=f"{next(iter(needs))} is set, .* no reference log-probabilities"):
+            policy_loss(Objective(**needs), tokens, logprobs, entropies)
+    for wrong in ({"clip_low": -0.1}, {"reference_kl": -1.0}, {"distillation": -1.0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Objective(**wrong)
     with pytest.raises(ConfigError, match="mismatch bounds"):

@@ -42,6 +42,8 @@ def settings(**fields: Any) -> TrainerSettings:
         ({"warmup_steps": 5, "total_steps": 4}, "warmup_steps"),
         ({"offload_parameters": True}, "offload_parameters"),
         ({"reference": "r"}, "reference"),
+        ({"distillation": 1.0, "objective": "sft"}, "distillation"),
+        ({"distillation": 1.0, "count_silent_groups": False}, "count_silent_groups"),
         ({"precision": "float32", "reduce_precision": "bfloat16"}, "reduce_precision"),
         ({"lora_alpha": 5}, "lora_alpha"),
         ({"lora_targets": ["q_proj"]}, "lora_targets"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from steno_trainer.data.advantages import Estimator, ScoredTrial
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.errors import BadBatch, BadPlan
-from steno_trainer.objective.aggregation import Aggregation
+from steno_trainer.objective.aggregation import Aggregation, SilentTotals
 from steno_trainer.packing.plan import CostModel
 from steno_trainer.step.step import _positions, _Seen, _slots
 from steno_trainer.step.step_plan import Layout, StepBatch, StepOrders, draw_up, make_batch
@@ -86,6 +87,26 @@ def test_a_trial_without_samples_is_part_of_its_groups_mean() -> None:
     assert batch.advantages["a"] == pytest.approx(1 / 3)
     assert dropped == {"equal": Reason.ZERO_VARIANCE}
     assert ledger.total().untrained == {Reason.ZERO_VARIANCE: 1}
+
+
+def test_groups_that_say_nothing_are_trained_where_a_teacher_speaks_of_their_tokens() -> None:
+    rows = [row("a", 5, [2]), row("b", 5, [2]), row("c", 5, [2], group_id="equal"), row("e", 5, [2], group_id="alone")]
+    rows.append(row("x", 5, [2], group_id="broken"))
+    scored = [
+        ScoredTrial("a", "g", 1.0), ScoredTrial("b", "g", 0.0), ScoredTrial("c", "equal", 1.0), ScoredTrial("d", "equal", 1.0),
+        ScoredTrial("e", "alone", 1.0), ScoredTrial("x", "broken", math.nan), ScoredTrial("y", "broken", 1.0),
+    ]  # fmt: skip
+    ledger = Ledger()
+    batch, silent = make_batch(rows, scored, Estimator.GRPO_NO_STD, ledger, train_silent=True)
+    assert {kept.trial_id: batch.advantages[kept.trial_id] for kept in batch.rows} == {
+        "a": 0.5,
+        "b": -0.5,
+        "c": 0,
+        "e": 0,
+    }
+    assert silent == {"equal": Reason.ZERO_VARIANCE, "alone": Reason.GROUP_TOO_SMALL, "broken": Reason.MALFORMED}
+    assert batch.silent == SilentTotals(), "they are rows themselves"
+    assert ledger.total().untrained == {Reason.MALFORMED: 1}
 
 
 def test_what_a_token_is_annotated_with_is_that_of_the_first_pass_whatever_rank_runs_it_later() -> None:
