@@ -22,6 +22,8 @@ LOCK_S = 0.2
 """Between two looks at whether another process has let go of a lock."""
 LOOK_S = 20.0
 """Between two looks at whether the trial is still this attempt's: as often as launchers renew their claims."""
+PATIENCE_S = 300.0
+"""How long a proxy that is away is waited for. Not for ever, as the launcher does: it may be this node that does not reach it."""
 
 
 def main() -> None:
@@ -121,8 +123,7 @@ class Attempt:
 
     async def play(self, keys: Any) -> Any:
         """The attempt, and what came of it."""
-        from steno.client.client import AsyncSteno
-        from steno_rollouts.build import CLIENT_RETRIES
+        from steno_rollouts.calls.patience import AWAY, PatientSteno
         from steno_rollouts.outcome import CommandOutcome, EndReason
         from steno_rollouts.trials import workdir
         from steno_rollouts.trials.executor import Exit
@@ -134,7 +135,7 @@ class Attempt:
         most = settings.ray_return_kb * 1024
         trial = request.trial.model_copy(update={"api_key": keys.agent})
         assignment = Assignment(trial, prepared.tasks[0], request.round, keys.harness)
-        async with AsyncSteno(settings.proxy, keys.harness, retries=CLIENT_RETRIES) as client:
+        async with PatientSteno(settings.proxy, keys.harness, patience_s=PATIENCE_S) as client:
             options = replace(prepared.options(), inherited=_inherited(os.environ))
             executor = prepared.executor(client)
             if prepared.engine is not None:
@@ -143,7 +144,7 @@ class Attempt:
             player = ExecutorPlayer(client, executor, options, prepared.reward)
             try:
                 ended, outcome = await _while_its_own(client, trial.session, player.play(assignment, self._folder))
-            except (OSError, *OF_A_NODE) as error:  # a full disk, say: as the runner has it of this machine's
+            except (OSError, *OF_A_NODE, *AWAY) as error:  # a full disk, say: as the runner has it of this machine's
                 said = f"node {self._address}: {error}"
                 ended, outcome = Exit(None, error=said), CommandOutcome(EndReason.START_FAILED, detail=said)
         stdout, stderr = (last_part(self._folder / f"{name}.log", most) for name in ("stdout", "stderr"))
@@ -195,20 +196,31 @@ class Attempt:
 async def _while_its_own(client: Any, session: Any, attempt: Coroutine[Any, Any, Any]) -> Any:
     """What `attempt` returns. It is ended once its trial has another key: whoever started it is cut off or stands still, another
     launcher has taken the trial over, and what it says is on no record."""
-    from steno.contracts.errors import StenoError
     from steno_rollouts.outcome import CommandOutcome, EndReason
     from steno_rollouts.trials.executor import Exit
 
-    playing = asyncio.ensure_future(attempt)
+    playing, lost = asyncio.ensure_future(attempt), asyncio.ensure_future(_taken_over(client, session))
     try:
-        while not (await asyncio.wait({playing}, timeout=LOOK_S))[0]:
-            with contextlib.suppress(StenoError):  # asked again: without an answer, nobody has taken it over
-                if (await client.session(session.trial_id)).key_generation != session.key_generation:
-                    detail = "the trial was taken over: its key is another one now"
-                    return Exit(None, error=detail), CommandOutcome(EndReason.INTERRUPTED, detail=detail)
-        return await playing
+        await asyncio.wait({playing, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if playing.done():
+            return playing.result()
+        lost.result()
+        detail = "the trial was taken over: its key is another one now"
+        return Exit(None, error=detail), CommandOutcome(EndReason.INTERRUPTED, detail=detail)
     finally:
+        lost.cancel()
         await _ended(playing)
+
+
+async def _taken_over(client: Any, session: Any) -> None:
+    """Returns once the trial has another key."""
+    from steno.contracts.errors import StenoError
+
+    generation = session.key_generation
+    while generation == session.key_generation:
+        await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(StenoError):  # asked again: without an answer, nobody has taken it over
+            generation = (await client.session(session.trial_id)).key_generation
 
 
 async def _ended(playing: asyncio.Future[Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -36,8 +37,8 @@ SAID_EVERY_S = 60.0
 
 
 class PatientSteno(AsyncSteno):
-    """An `AsyncSteno` whose calls are repeated without an end while the proxy or its store is away, and for half a minute where
-    the same may succeed later for another reason."""
+    """An `AsyncSteno` whose calls are repeated while the proxy or its store is away, and for half a minute where the same may
+    succeed later for another reason."""
 
     def __init__(
         self,
@@ -47,10 +48,13 @@ class PatientSteno(AsyncSteno):
         transport: Any = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        patience_s: float = math.inf,
     ) -> None:
+        """Args: patience_s: how long a call waits for a proxy or a store that is away; default: without an end."""
         super().__init__(base_url, key, retries=0, transport=transport)
         self._clock = clock
         self._sleep = sleep
+        self._patience_s = patience_s
         self._said_at: float | None = None
 
     async def _send(self, request: ClientRequest[T]) -> T:
@@ -63,6 +67,8 @@ class PatientSteno(AsyncSteno):
                 if isinstance(error, StoreFull) or not error.retryable or not repeatable(request):
                     raise
                 if failed > RETRIES and (told_to_stop() or not isinstance(error, AWAY)):
+                    raise
+                if self._clock() - began >= self._patience_s:
                     raise
                 self._say(error, self._clock() - began)
                 await self._sleep(min((error.retry_after_s or 1.0) * failed, PAUSE_S))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 import httpx
@@ -20,12 +21,16 @@ SESSION = {"trial_id": "g.0", "created_at": 1.0, "updated_at": 2.0, "status": "c
 class Away:
     """A proxy that answers so until `back_s`, and then with the session. asked: when it was, by the played clock."""
 
-    def __init__(self, back_s: float, answer: Callable[[], httpx.Response]) -> None:
+    def __init__(self, back_s: float, answer: Callable[[], httpx.Response], patience_s: float = math.inf) -> None:
         self.now = 0.0
         self.asked: list[float] = []
         self._back_s, self._answer = back_s, answer
         self.client = PatientSteno(
-            "http://proxy", transport=httpx.MockTransport(self._handle), clock=lambda: self.now, sleep=self._sleep
+            "http://proxy",
+            transport=httpx.MockTransport(self._handle),
+            clock=lambda: self.now,
+            sleep=self._sleep,
+            patience_s=patience_s,
         )
 
     async def _sleep(self, seconds: float) -> None:
@@ -65,6 +70,14 @@ async def test_a_trials_end_is_posted_once_the_proxy_is_back_and_it_is_said_each
     said = [record.getMessage() for record in caplog.records if record.name == "steno_rollouts.calls.patience"]
     assert 9 <= len(said) <= 12 and said[-1].startswith("the proxy answers again, after 60")
     assert all("asking the proxy again until it answers" in line for line in said[:-1])
+
+
+async def test_who_may_be_cut_off_itself_waits_for_a_bounded_time() -> None:
+    proxy = Away(float("inf"), unreachable, patience_s=600.0)
+    with pytest.raises(Unreachable):
+        await proxy.client.session("g.0")
+    assert 600.0 <= proxy.now <= 610.0
+    assert (await Away(590.0, unreachable, patience_s=600.0).client.session("g.0")).reward == 1.0
 
 
 async def test_a_short_pause_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,17 +10,17 @@ from typing import cast
 import pytest
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import ConfigError, Forbidden, Gone, StenoError, Unreachable
+from steno.contracts.errors import ConfigError, Forbidden, Gone, StenoError, StoreUnavailable, Unreachable
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, Trial
-from steno_rollouts import build
+from steno_rollouts import on_node
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.on_node import Attempt
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import runner
 from steno_rollouts.trials.executor import CannotStart, Exit
-from steno_rollouts.trials.play import Assignment, RunnerOptions
+from steno_rollouts.trials.play import Assignment, ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.ray import parcels
 from steno_rollouts.trials.ray.cluster import Node, RayCluster
 from steno_rollouts.trials.ray.parcels import Answer, Keys, NodeRequest, SentFile, bounded, last_part, packed, unpack
@@ -102,10 +102,16 @@ async def test_what_the_proxy_refuses_on_a_node_ends_the_rollouts(tmp_path: Path
         await ray_player(tmp_path, refused).play(ASSIGNMENT, tmp_path / "g.0")
 
 
-async def test_an_attempt_on_a_node_that_does_not_reach_the_proxy_brings_back_what_it_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("away", [Unreachable("connection refused"), StoreUnavailable("the store is away")], ids=str)
+async def test_an_attempt_that_a_node_can_not_ask_about_brings_back_what_it_printed(
+    away: StenoError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "CLIENT_RETRIES", 0)
+    async def asked(*_: object) -> bool:
+        raise away
+
+    if isinstance(away, StoreUnavailable):
+        monkeypatch.setattr(ExecutorPlayer, "_has_turns", asked)
+    monkeypatch.setattr(on_node, "PATIENCE_S", 0.0)
     settings = RolloutSettings(
         tasks=tmp_path, command=["sh", "-c", "echo no proxy >&2; exit 1"], executor="ray", confine="off", keep="none",
         proxy=f"http://127.0.0.1:{free_port()}", work_dir=tmp_path,
