@@ -15,15 +15,16 @@ VOCABULARY = 97
 
 
 def random_model(
-    folder: Path, *, tied: bool = False, heads: int = 4, groups: int = 2, layers: int = 2, seed: int = 0
-) -> Path:
+    folder: Path, *, tied: bool = False, heads: int = 4, groups: int = 2, layers: int = 2, seed: int = 0,
+    vocabulary: int = VOCABULARY, positions: int = 512,
+) -> Path:  # fmt: skip
     """A Qwen3 with random weights, larger than its own initialisation: so that log-probabilities differ."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=groups, head_dim=32, tie_word_embeddings=tied, max_position_embeddings=512,
+        vocab_size=vocabulary, hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=groups, head_dim=32, tie_word_embeddings=tied, max_position_embeddings=positions,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
     for parameter in model.parameters():

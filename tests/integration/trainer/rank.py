@@ -84,6 +84,7 @@ def main(folder: Path) -> None:
             "states": states,
             "refusals": refusals,
             "pushed": pushed,
+            "takes": (stepper.engine.vocabulary, stepper.engine.context_tokens),
         }
         torch.save(found | rest, folder / "result.pt")
     ranks.barrier()

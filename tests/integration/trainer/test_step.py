@@ -149,16 +149,18 @@ def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Pat
 
 
 def test_a_teacher_is_another_model_that_speaks_of_each_token(tmp_path: Path) -> None:
-    """Of another shape than the policy."""
-    model, teacher = random_model(tmp_path / "model"), random_model(tmp_path / "teacher", layers=3, heads=2, seed=1)
+    """Of another shape than the policy, with fewer ids, and for shorter texts."""
+    model, few, short = random_model(tmp_path / "model"), 90, 48
+    teacher = random_model(tmp_path / "teacher", layers=3, heads=2, vocabulary=few, positions=short, seed=1)
     more = {"reference": str(teacher), "distillation": 0.3, "epochs": 2, "learning_rate": 1e-2}
-    found = run_ranks(2, {"settings": settings(model, **more), "batches": [{"seed": 1}]}, tmp_path / "job")
+    drawn = {"seed": 1, "alphabet": few}
+    found = run_ranks(2, {"settings": settings(model, **more), "batches": [drawn]}, tmp_path / "job")
     plain = Reference(model, learning_rate=1e-2, epsilon=EPSILON, frozen=teacher)
-    batch = random_batch(1)
+    batch = random_batch(**drawn)
     expected = plain.step(batch, [range(len(batch.rows))] * 2, distillation=0.3)
     [report] = found["reports"]
     assert {name: report["metrics"][name] for name in expected} == pytest.approx(expected, rel=1e-3)
-    assert report["metrics"]["reference/kl"] > 0.1
+    assert report["metrics"]["reference/kl"] > 0.1 and found["takes"] == (few, short)
     compare(found["weights"], plain.weights(), atol=2e-5)
 
 

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from steno.contracts.errors import ConfigError
 
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken", "tekken.json", "spiece.model")
+"""What holds a tokenizer's tokens. transformers makes one up, of special tokens alone, where none of them is."""
 
-def check_same_tokens(model: str, reference: str, *, trust_remote_code: bool = False) -> None:
-    """Ids that only one of the two has may differ: models of one family have a few more or less. A directory without a tokenizer
-    is not looked at.
+
+class CommonTokens(NamedTuple):
+    """below: ids from it on are none of the reference's tokens; None: that is not known. warning: for the operator."""
+
+    below: int | None = None
+    warning: str | None = None
+
+
+def common_tokens(model: str, reference: str, *, trust_remote_code: bool = False) -> CommonTokens:
+    """Ids that only one of the two has may differ: models of one family have a few more or less.
 
     Raises: ConfigError: names `reference`, and an id that is one token here and another one there.
     """
-    ours, theirs = (_tokens(name, trust_remote_code) for name in (model, reference))
+    found = {name: _tokens(name, trust_remote_code) for name in (model, reference)}
+    unread = [name for name, tokens in found.items() if not tokens]
+    if unread:
+        return CommonTokens(
+            warning=f"reference: not known whether its ids mean the same: {unread[0]} has no tokenizer that can be read"
+        )
+    ours, theirs = found[model], found[reference]
     differ = [token for token in sorted(ours.keys() & theirs.keys()) if ours[token] != theirs[token]]
     if differ:
         first = differ[0]
@@ -22,17 +38,26 @@ def check_same_tokens(model: str, reference: str, *, trust_remote_code: bool = F
             f" there and {ours[first]!r} in the model",
             field="reference",
         )
+    below = max(theirs) + 1
+    missing = [token for token in sorted(ours) if token >= below]
+    if not missing:
+        return CommonTokens(below)
+    return CommonTokens(
+        below,
+        f"reference: {reference} lacks {len(missing)} tokens of {model}, {missing[0]} ({ours[missing[0]]!r}) and others: samples "
+        "with these are not trained (malformed)",
+    )
 
 
 def _tokens(name: str, trust_remote_code: bool) -> dict[int, str]:
-    """By id; none: there is no tokenizer."""
+    """By id; none: there is no tokenizer, or it can't be read."""
     from transformers import AutoTokenizer
 
     folder = Path(name)
-    if folder.is_dir() and not any(found for kind in ("tokenizer*", "vocab*") for found in folder.glob(kind)):
-        return {}  # transformers would make one up, of the special tokens alone
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError):
+    if folder.is_dir() and not any(True for kind in FILES for _ in folder.glob(kind)):
         return {}
-    return {number: token for token, number in tokenizer.get_vocab().items()}
+    try:
+        found = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
+    except Exception:  # of many kinds: training needs no tokenizer
+        return {}
+    return {number: token for token, number in found.items()}

@@ -23,7 +23,7 @@ from steno_trainer.model.adapter import add_adapter, without_adapter
 from steno_trainer.model.coverage import examine
 from steno_trainer.model.deepspeed_config import deepspeed_config, reference_config, start_deepspeed
 from steno_trainer.model.model import PolicyModel, cost_model, load_model
-from steno_trainer.model.same_tokens import check_same_tokens
+from steno_trainer.model.same_tokens import CommonTokens, common_tokens
 from steno_trainer.model.sequence_parallel import RankShare
 from steno_trainer.model.sharing import why_not_shared
 from steno_trainer.model.sizes import full_numel
@@ -47,6 +47,7 @@ class PolicyEngine:
         self.cost = cost
         self.alone = False
         self.shares = True
+        self.common = CommonTokens()
 
     @classmethod
     def open(cls, settings: TrainerSettings, ranks: Ranks) -> PolicyEngine:
@@ -54,6 +55,11 @@ class PolicyEngine:
 
         Raises: ConfigError: the model is not covered, or settings do not fit it; names the field.
         """
+        common = CommonTokens()
+        if settings.reference is not None:
+            common = common_tokens(settings.model, settings.reference, trust_remote_code=settings.trust_remote_code)
+            if common.warning and ranks.first:
+                log.warning("%s", common.warning)
         random.seed(settings.seed + ranks.pack)
         torch.manual_seed(settings.seed + ranks.pack)
         cuda = ranks.device.type == "cuda"
@@ -75,13 +81,12 @@ class PolicyEngine:
             )  # fmt: skip
         reference = None
         if settings.scores_reference and (settings.lora_rank is None or settings.reference is not None):
-            if settings.reference is not None:
-                check_same_tokens(settings.model, settings.reference, trust_remote_code=settings.trust_remote_code)
             frozen = reference_config(zero)
-            reference = _initialize(
-                _load(settings.reference or settings.model, settings, frozen, training=False), frozen
-            )
+            loaded = _load(settings.reference or settings.model, settings, frozen, training=False)
+            _check_heads(loaded.lm.config, ranks.sequence_size)
+            reference = _initialize(loaded, frozen)
         engine = cls(ranks, settings, _initialize(policy, zero), reference, cost)
+        engine.common = common
         engine._examine()
         return engine
 
@@ -114,16 +119,20 @@ class PolicyEngine:
 
     @property
     def vocabulary(self) -> int:
-        """Ids in samples must be below it: of the policy and of the reference."""
-        models = [self.lm] if self.reference is None else [self.lm, self.reference.module.lm]
-        return min(int(model.config.vocab_size) for model in models)
+        """Ids in samples must be below it: the reference scores them too."""
+        sizes = [int(model.config.vocab_size) for model in self._models]
+        return min(sizes) if self.common.below is None else min(*sizes, self.common.below)
 
     @property
     def context_tokens(self) -> int:
-        """The longest sample that can be trained: what a micro-batch holds, and what the model takes."""
-        return min(
-            self.settings.micro_batch_tokens, int(getattr(self.lm.config, "max_position_embeddings", None) or 2**31)
-        )
+        """The longest sample that can be trained: what a micro-batch holds, and what the models take."""
+        longest = (getattr(model.config, "max_position_embeddings", None) for model in self._models)
+        return min(self.settings.micro_batch_tokens, *(int(tokens or 2**31) for tokens in longest))
+
+    @property
+    def _models(self) -> list[Any]:
+        """transformers' models: the policy, and the reference if it is another one."""
+        return [self.lm] if self.reference is None else [self.lm, self.reference.module.lm]
 
     def logprobs(self, share: RankShare, chunks: int) -> tuple[Tensor, Tensor]:
         """With gradients. A collective, as are all below."""

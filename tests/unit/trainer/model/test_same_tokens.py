@@ -6,13 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from transformers import AutoTokenizer
 
 from steno.contracts.errors import ConfigError
 from steno.models import TINY
-from steno_trainer.model.same_tokens import check_same_tokens
+from steno_trainer.config import TrainerSettings
+from steno_trainer.model.same_tokens import common_tokens
+from steno_trainer.model.zero_engine import PolicyEngine
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> str:
@@ -26,27 +29,52 @@ def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> str:
     return str(folder)
 
 
-def test_a_model_with_the_same_tokens_or_with_none_is_taken(tmp_path: Path) -> None:
-    check_same_tokens(str(TINY), str(TINY))
+def more(found: dict[str, Any]) -> None:
+    """One more token."""
+    last = max(token["id"] for token in found["added_tokens"])
+    found["added_tokens"].append({**found["added_tokens"][-1], "id": last + 1, "content": "<more>"})
 
-    def one_more(found: dict[str, Any]) -> None:
-        last = max(token["id"] for token in found["added_tokens"])
-        found["added_tokens"].append({**found["added_tokens"][-1], "id": last + 1, "content": "<more>"})
 
-    check_same_tokens(str(TINY), changed(tmp_path / "family", one_more))
-    (tmp_path / "weights alone").mkdir()
-    shutil.copy(TINY / "config.json", tmp_path / "weights alone")
-    check_same_tokens(str(TINY), str(tmp_path / "weights alone"))
+def swapped(found: dict[str, Any]) -> None:
+    words = found["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+
+
+def test_ids_that_only_one_of_them_has_may_differ(tmp_path: Path) -> None:
+    family = changed(tmp_path / "family", more)
+    same = common_tokens(str(TINY), str(TINY))
+    assert same.warning is None and same.below == len(AutoTokenizer.from_pretrained(TINY))
+    assert common_tokens(str(TINY), family) == (same.below + 1, None)
+    lacks = common_tokens(family, str(TINY))
+    assert lacks.below == same.below
+    assert lacks.warning == (
+        f"reference: {TINY} lacks 1 tokens of {family}, {same.below} ('<more>') and others: samples with these are not trained "
+        "(malformed)"
+    )
+
+
+@pytest.mark.parametrize("tokenizer", [None, "{}"], ids=["none", "one that can't be read"])
+def test_where_no_tokenizer_says_what_ids_mean_that_is_said(tokenizer: str | None, tmp_path: Path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        shutil.copy(TINY / name, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    if tokenizer is not None:
+        (tmp_path / "tokenizer.json").write_text(tokenizer)
+    for model, reference in ((str(TINY), str(tmp_path)), (str(tmp_path), str(TINY))):
+        found = common_tokens(model, reference)
+        assert found.below is None and f"{tmp_path} has no tokenizer that can be read" in (found.warning or "")
 
 
 def test_other_words_by_the_same_ids_are_named(tmp_path: Path) -> None:
-    def swapped(found: dict[str, Any]) -> None:
-        words = found["model"]["vocab"]
-        words["a"], words["b"] = words["b"], words["a"]
-
     other = changed(tmp_path / "other", swapped)
     with pytest.raises(
         ConfigError, match=r"reference: got .*: 2 ids differ; \d+ is '[ab]' there and '[ab]' in the model"
     ) as refused:
-        check_same_tokens(str(TINY), other)
+        common_tokens(str(TINY), other)
     assert refused.value.field == "reference"
+
+
+def test_it_is_asked_before_a_model_is_loaded(tmp_path: Path) -> None:
+    settings = TrainerSettings(model=str(TINY), reference=changed(tmp_path / "other", swapped), distillation=1.0)
+    with pytest.raises(ConfigError, match="2 ids differ"):
+        PolicyEngine.open(settings, cast(Any, None))
