@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     Mutant(
         "teacher-turned-round", "what the teacher would not say is pushed up", _LOSS,
-        "_cut(reference_N - proximal_N)", "_cut(proximal_N - reference_N)", _unit("objective/loss"),
+        "_cut(reference_N - start_N)", "_cut(start_N - reference_N)", _unit("objective/loss"),
     ),
     Mutant(
         "clipped-both-ways", "the clipped term is taken wherever it is larger", _CLIP,

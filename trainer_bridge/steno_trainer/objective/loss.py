@@ -4,7 +4,7 @@ Per trained token, with A the advantage of its trial, w its weight from `aggrega
 
     r    = exp(logprobs - proximal_logprobs), by token; by sequence as `ratios` has it (GSPO)
     loss = w (  m L(r, A', logprobs)  +  reference_kl k3  -  entropy_bonus H  )
-    A'   = A + distillation (reference_logprobs - proximal_logprobs), without a gradient
+    A'   = A + distillation (reference_logprobs - start_logprobs), without a gradient
     k3   = exp(reference_logprobs - logprobs) - (reference_logprobs - logprobs) - 1
 
     L                   the objective: `clip` (PPO, DAPO), `dual_clip`, `cispo`, `sft`, or a user's
@@ -17,6 +17,8 @@ There are three policies: the sampler's (recorded), the proximal one (the traine
 one. With one optimiser step per batch the last two are the same, r is 1 and only its gradient matters: leave `proximal` out.
 Or the sampler's is the proximal one (`around_sampler`): r is to what was recorded, is clipped from the first optimiser step on,
 and every m is 1. An objective that imitates asks for none of them: r and m are 1.
+What a reference teaches is for the policy, not for the sampler: start_logprobs are the proximal ones, `around_sampler` the
+current ones.
 
 Shapes: N tokens. Results are sums that add up over micro-batches and ranks: weights are global, nothing is averaged here.
 """
@@ -38,6 +40,7 @@ from steno_trainer.objective.terms import Terms, TokenObjective
 
 MEANS = (
     "policy/ratio", "policy/clip_high_fraction", "policy/clip_low_fraction", "policy/kl", "policy/entropy", "reference/kl",
+    "reference/log_ratio",
     "mismatch/kl", "mismatch/kl_k3", "mismatch/ratio", "mismatch/logprob_difference", "mismatch/truncated_fraction",
     "mismatch/masked_fraction", "policy/sequence_clip_high_fraction", "policy/sequence_clip_low_fraction",
     "policy/dual_clip_fraction", "policy/nll",
@@ -132,7 +135,8 @@ def policy_loss(
     reference_N = None
     if tokens.reference_logprobs_N is not None:
         reference_N = torch.where(mask_N, tokens.reference_logprobs_N, 0.0)
-        advantages_N = advantages_N + objective.distillation * _cut(reference_N - proximal_N)
+        start_N = logprobs_N.detach() if objective.around_sampler else proximal_N
+        advantages_N = advantages_N + objective.distillation * _cut(reference_N - start_N)
 
     uncorrected = objective.around_sampler or objective.imitates
     mismatch = Mismatch(Correction.OFF) if uncorrected else objective.mismatch
@@ -146,18 +150,16 @@ def policy_loss(
         )
     )  # fmt: skip
     losses_N = corrected.weights_N * found.losses_N
-    reference_k3_N = None
+    to_reference: dict[str, Tensor] = {}
     if reference_N is not None:
-        reference_k3_N = _k3(reference_N - logprobs_N)
-        losses_N = losses_N + objective.reference_kl * reference_k3_N
+        to_reference = {"reference/kl": _k3(reference_N - logprobs_N), "reference/log_ratio": logprobs_N - reference_N}
+        losses_N = losses_N + objective.reference_kl * to_reference["reference/kl"]
     if objective.entropy_bonus:
         losses_N = losses_N - objective.entropy_bonus * entropies_N
 
     total = (weights_N * losses_N).sum()
     with torch.no_grad():
-        measured: dict[str, Tensor] = {"policy/entropy": entropies_N, **found.metrics}
-        if reference_k3_N is not None:
-            measured["reference/kl"] = reference_k3_N
+        measured: dict[str, Tensor] = {"policy/entropy": entropies_N, **found.metrics, **to_reference}
         if not objective.imitates:
             measured |= {"policy/ratio": ratios_N, "policy/kl": _k3(log_ratios_N)}
         if not uncorrected:  # else the ratio is to the sampler itself, or to nobody

@@ -56,7 +56,10 @@ MEASURES: tuple[Measure, ...] = tuple(
             "Groups whose rewards are all equal, of those of the step: near 1 means too easy or too hard",
         ),
         ("advantage/mean", "Mean advantage over trained samples; not 0 where trials forked into unequally many"),
-        ("advantage/abs_mean", "Mean absolute advantage: the size of the step's learning signal"),
+        (
+            "advantage/abs_mean",
+            "Mean absolute advantage by rewards: the size of the step's learning signal, but for a teacher's",
+        ),
         ("batch/groups", "Groups that the step took"),
         ("batch/groups_trained", "Groups with a learning signal (their rewards differ)"),
         ("batch/trials", "Trials with a reward"),
@@ -93,7 +96,14 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("optimizer/grad_norm", "Norm of the gradient before clipping"),
         ("optimizer/learning_rate", "Learning rate of the step"),
         ("optimizer/skipped_passes", "Passes that changed no weight: their loss or gradient was no finite number"),
-        ("reference/kl", "k3 KL to the reference, in nats"),
+        (
+            "reference/kl",
+            "k3 KL to the reference, in nats; a few tokens that the reference likes far more can outweigh all others",
+        ),
+        (
+            "reference/log_ratio",
+            "Mean log(policy / reference) of what was sampled, in nats: what a teacher's lesson makes small",
+        ),
         ("mismatch/kl", "KL of sampler and trainer, in nats: kernels and staleness together"),
         ("mismatch/kl_k3", "The same with less noise, never below 0"),
         ("mismatch/ratio", "Mean importance weight against the recorded probabilities; 1 if nothing is wrong"),

@@ -10,6 +10,7 @@ import torch
 
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadBatch
+from steno_trainer.objective import cispo
 from steno_trainer.objective.loss import MAXIMA, MEANS, Objective, Tokens, means, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch, correct
 
@@ -60,10 +61,10 @@ def by_hand(objective, tokens, logprobs, entropies):
         r = math.exp(now - near)
         bounded = min(max(r, 1 - objective.clip_low), 1 + objective.clip_high)
         value = -m * min(r * advantage, bounded * advantage)
-        k3 = None
+        k3 = away = None
         if tokens.reference_logprobs_N is not None:
             x = tokens.reference_logprobs_N[i].item() - now
-            k3 = math.exp(x) - x - 1
+            k3, away = math.exp(x) - x - 1, -x
             value += objective.reference_kl * k3
         value -= objective.entropy_bonus * entropy
         total += tokens.weights_N[i].item() * value
@@ -74,6 +75,7 @@ def by_hand(objective, tokens, logprobs, entropies):
             "policy/kl": r - 1 - math.log(r),
             "policy/entropy": entropy,
             "reference/kl": k3,
+            "reference/log_ratio": away,
             "mismatch/kl": asked - near,
             "mismatch/kl_k3": rho - 1 - math.log(rho),
             "mismatch/ratio": rho,
@@ -124,19 +126,26 @@ def test_around_the_sampler_the_ratio_is_to_what_was_recorded_and_corrects_itsel
     assert not found.mismatch_masked_N.any()
 
 
-def test_distillation_follows_the_gradient_of_the_kl_to_the_teacher():
-    """Of KL(policy || teacher) of the next token, exactly: every token of a vocabulary once, weighed by how likely it is."""
+@pytest.mark.parametrize("sampled_by", ["policy", "another"])
+def test_distillation_follows_the_gradient_of_the_kl_to_the_teacher(sampled_by):
+    """Of KL(policy || teacher) of the next token, exactly: every token of a vocabulary once, weighed by how likely it was. What
+    another policy sampled is corrected for, by m or by the ratio to it."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(9, generator=generator, dtype=torch.float64).requires_grad_()
-    teacher = torch.log_softmax(torch.randn(9, generator=generator, dtype=torch.float64), -1)
+    teacher, other = torch.log_softmax(torch.randn(2, 9, generator=generator, dtype=torch.float64), -1)
     logprobs = torch.log_softmax(logits, -1)
     (expected,) = torch.autograd.grad((logprobs.exp() * (logprobs - teacher)).sum(), logits, retain_graph=True)
-    drawn = logprobs.detach()
+    assert expected.abs().max() > 0.01
+    drawn = logprobs.detach() if sampled_by == "policy" else other
     all_of_them = torch.ones(9, dtype=torch.bool)
     tokens = Tokens(drawn, torch.zeros(9), drawn.exp(), all_of_them, reference_logprobs_N=teacher)
-    found = policy_loss(Objective(distillation=0.25), tokens, logprobs, torch.zeros(9, dtype=torch.float64))
-    (gradient,) = torch.autograd.grad(found.total, logits)
-    assert gradient.tolist() == pytest.approx((0.25 * expected).tolist(), abs=1e-12) and expected.abs().max() > 0.01
+    for objective in (
+        Objective(distillation=0.25, mismatch=Mismatch(Correction.TRUNCATED, high=math.inf)),
+        Objective(distillation=0.25, around_sampler=True, losses=cispo.losses, clip_low=1.0, clip_high=math.inf),
+    ):
+        found = policy_loss(objective, tokens, logprobs, torch.zeros(9, dtype=torch.float64))
+        (gradient,) = torch.autograd.grad(found.total, logits, retain_graph=True)
+        assert gradient.tolist() == pytest.approx((0.25 * expected).tolist(), abs=1e-12)
 
 
 def test_the_case_meets_every_bound():

@@ -90,7 +90,7 @@ def test_what_imitates_reads_no_probabilities_that_were_sampled():
     tokens, logprobs, entropies = case()
     made = objective_of(settings(objective="sft", mini_batches=2))
     measured = means(*vars_of(policy_loss(made, tokens, logprobs, entropies)))
-    assert set(measured) == {"policy/nll", "policy/entropy", "reference/kl"}
+    assert set(measured) == {"policy/nll", "policy/entropy", "reference/kl", "reference/log_ratio"}
 
 
 def vars_of(found):
