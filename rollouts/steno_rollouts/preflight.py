@@ -85,8 +85,8 @@ def about_group_size(settings: RolloutSettings) -> list[str]:
     if settings.purpose != "train" or settings.group_size > 1:
         return []
     return [
-        "group_size: got 1, must be at least 2 for training by rewards: one is compared with the others of its group. steno "
-        "train trains these groups with --objective sft or --distillation alone"
+        "group_size: got 1, must be at least 2 for training by rewards: a reward is compared with the others of its group. steno "
+        "train can train groups of one trial only with --objective sft or --distillation"
     ]
 
 

@@ -83,4 +83,4 @@ class PatientSteno(AsyncSteno):
         now = self._clock()
         if for_s >= SAID_AFTER_S and (self._said_at is None or now - self._said_at >= SAID_EVERY_S):
             self._said_at = now
-            log.warning("asking the proxy again until it answers (for %.0f s now): %s", for_s, error.message)
+            log.warning("asking the proxy again (for %.0f s now): %s", for_s, error.message)
