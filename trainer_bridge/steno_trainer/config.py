@@ -75,6 +75,7 @@ NEEDS = (
     Need(
         "reference", "reference_kl or distillation above 0", ("reference_kl", "distillation"), lambda s: s.scores_reference
     ),
+    Need("distillation", "reference, the teacher", ("reference",), lambda s: s.reference is not None),
     Need("count_silent_groups", "distillation: 0, which trains these groups", ("distillation",), lambda s: not s.distillation),
     Need("offload_parameters", "offload_optimizer", ("offload_optimizer",), lambda s: s.offload_optimizer),
 )  # fmt: skip
@@ -192,8 +193,8 @@ class TrainerSettings(Settings):
     reference_kl: float = Field(0.0, ge=0, description="weight of the k3 KL to the reference; 0: none")
     distillation: float = Field(
         0.0, ge=0,
-        description="weight of log(reference / policy) in each token's advantage, which makes the reference a teacher; groups "
-        "whose rewards are all equal are trained too then; 0: none",
+        description="weight of log(reference / policy) in each token's advantage: the reference is a teacher then, and groups "
+        "whose rewards are all equal are trained too; 0: none",
     )  # fmt: skip
     reference: str | None = Field(
         None,

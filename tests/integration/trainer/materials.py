@@ -16,9 +16,11 @@ VOCABULARY = 97
 
 def random_model(
     folder: Path, *, tied: bool = False, heads: int = 4, groups: int = 2, layers: int = 2, seed: int = 0,
-    vocabulary: int = VOCABULARY, positions: int = 512,
+    vocabulary: int = VOCABULARY, positions: int = 512, tokens: int = 0,
 ) -> Path:  # fmt: skip
-    """A Qwen3 with random weights, larger than its own initialisation: so that log-probabilities differ."""
+    """A Qwen3 with random weights, larger than its own initialisation: so that log-probabilities differ.
+
+    Args: tokens: of its tokenizer; 0: it has none."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
@@ -31,6 +33,12 @@ def random_model(
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder)
+    if tokens:
+        from tokenizers import Tokenizer, models
+
+        words = {f"word-{number}": number for number in range(tokens)}
+        Tokenizer(models.WordLevel(words, unk_token="word-0")).save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return folder
 
 

@@ -150,8 +150,9 @@ def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Pat
 
 def test_a_teacher_is_another_model_that_speaks_of_each_token(tmp_path: Path) -> None:
     """Of another shape than the policy, with fewer ids, and for shorter texts."""
-    model, few, short = random_model(tmp_path / "model"), 90, 48
-    teacher = random_model(tmp_path / "teacher", layers=3, heads=2, vocabulary=few, positions=short, seed=1)
+    few, short = 88, 48
+    model = random_model(tmp_path / "model", tokens=97)
+    teacher = random_model(tmp_path / "teacher", layers=3, heads=2, vocabulary=90, positions=short, tokens=few, seed=1)
     more = {"reference": str(teacher), "distillation": 0.3, "epochs": 2, "learning_rate": 1e-2}
     drawn = {"seed": 1, "alphabet": few}
     found = run_ranks(2, {"settings": settings(model, **more), "batches": [drawn]}, tmp_path / "job")

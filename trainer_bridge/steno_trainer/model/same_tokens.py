@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 from steno.contracts.errors import ConfigError
-
-FILES = ("tokenizer.json", "tokenizer.model", "vocab.*", "*.tiktoken", "tekken.json", "spiece.model")
-"""What holds a tokenizer's tokens. transformers makes one up, of special tokens alone, where none of them is."""
 
 
 class CommonTokens(NamedTuple):
@@ -53,11 +49,11 @@ def _tokens(name: str, trust_remote_code: bool) -> dict[int, str]:
     """By id; none: there is no tokenizer, or it can't be read."""
     from transformers import AutoTokenizer
 
-    folder = Path(name)
-    if folder.is_dir() and not any(True for kind in FILES for _ in folder.glob(kind)):
-        return {}
     try:
-        found = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code).get_vocab()
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        found, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
     except Exception:  # of many kinds: training needs no tokenizer
         return {}
+    if found.keys() <= special:
+        return {}  # transformers makes one up where there is none, of special tokens alone
     return {number: token for token, number in found.items()}

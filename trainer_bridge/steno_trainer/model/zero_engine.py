@@ -82,12 +82,15 @@ class PolicyEngine:
         reference = None
         if settings.scores_reference and (settings.lora_rank is None or settings.reference is not None):
             frozen = reference_config(zero)
-            loaded = _load(settings.reference or settings.model, settings, frozen, training=False)
-            _check_heads(loaded.lm.config, ranks.sequence_size)
-            reference = _initialize(loaded, frozen)
+            reference = _initialize(_load_reference(settings, frozen, ranks), frozen)
         engine = cls(ranks, settings, _initialize(policy, zero), reference, cost)
         engine.common = common
         engine._examine()
+        if engine.context_tokens < min(settings.micro_batch_tokens, _positions(engine.lm)) and ranks.first:
+            log.warning(
+                "reference: it takes %d tokens, fewer than the model: longer samples are not trained (too_long)",
+                engine.context_tokens,
+            )
         return engine
 
     def _examine(self) -> None:
@@ -126,8 +129,7 @@ class PolicyEngine:
     @property
     def context_tokens(self) -> int:
         """The longest sample that can be trained: what a micro-batch holds, and what the models take."""
-        longest = (getattr(model.config, "max_position_embeddings", None) for model in self._models)
-        return min(self.settings.micro_batch_tokens, *(int(tokens or 2**31) for tokens in longest))
+        return min(self.settings.micro_batch_tokens, *map(_positions, self._models))
 
     @property
     def _models(self) -> list[Any]:
@@ -208,12 +210,27 @@ def _load(path: str, settings: TrainerSettings, zero: Mapping[str, Any], *, trai
     )  # fmt: skip
 
 
+def _load_reference(settings: TrainerSettings, zero: Mapping[str, Any], ranks: Ranks) -> PolicyModel:
+    name = settings.reference or settings.model
+    try:
+        found = _load(name, settings, zero, training=False)
+        _check_heads(found.lm.config, ranks.sequence_size)
+    except ConfigError as error:
+        raise ConfigError(f"reference {name}: {error.message}", field="reference") from error
+    return found
+
+
 def _initialize(model: PolicyModel, zero: Mapping[str, Any]) -> Any:
     import deepspeed
 
     trained = {"model_parameters": [p for p in model.parameters() if p.requires_grad]} if "optimizer" in zero else {}
     engine, *_ = deepspeed.initialize(model=model, config=dict(zero), **trained)
     return engine
+
+
+def _positions(lm: Any) -> int:
+    """Tokens that a model takes."""
+    return int(getattr(lm.config, "max_position_embeddings", None) or 2**31)
 
 
 def _check_heads(config: Any, ranks: int) -> None:

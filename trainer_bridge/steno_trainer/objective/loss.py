@@ -1,16 +1,16 @@
 """The loss of recorded tokens: an objective, corrected for the rollout engine's other probabilities, with reference and entropy.
 
-Per trained token, with A the advantage of its trial, w its weight from `aggregation`, m its mismatch weight from `mismatch`:
+Per trained token, with A its advantage, w its weight from `aggregation`, m its mismatch weight from `mismatch`:
 
     r    = exp(logprobs - proximal_logprobs), by token; by sequence as `ratios` has it (GSPO)
-    loss = w (  m L(r, A', logprobs)  +  reference_kl k3  -  entropy_bonus H  )
-    A'   = A + distillation (reference_logprobs - start_logprobs), without a gradient
+    loss = w (  m L(r, A, logprobs)  +  reference_kl k3  -  entropy_bonus H  )
+    A    = its trial's + distillation (reference_logprobs - start_logprobs), without a gradient
     k3   = exp(reference_logprobs - logprobs) - (reference_logprobs - logprobs) - 1
 
     L                   the objective: `clip` (PPO, DAPO), `dual_clip`, `cispo`, `sft`, or a user's
     proximal and behaviour policies apart: decoupled PPO, arXiv:2110.00641; AReaL, arXiv:2505.24298
     k3                  Schulman, "Approximating KL Divergence" (2020); as the term of GRPO, arXiv:2402.03300, equation 4
-    A'                  on-policy distillation: the gradient of KL(policy || reference), each token's own; Gu et al., MiniLLM,
+    A                   on-policy distillation: the gradient of KL(policy || reference), each token's own; Gu et al., MiniLLM,
                         arXiv:2306.08543, without what later tokens add; Lu et al., "On-Policy Distillation" (2025)
 
 There are three policies: the sampler's (recorded), the proximal one (the trainer's at the start of the step), and the current

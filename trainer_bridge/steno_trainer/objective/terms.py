@@ -1,8 +1,8 @@
 """What an objective is given of each token, and what it gives back.
 
 An objective is one function: `losses(terms) -> TokenLosses`. It knows single tokens only. What a token weighs in the step
-(`aggregation`), the correction for the sampler's other probabilities (`mismatch`), the reference and the entropy are the same for
-all of them, and come after it (`loss`).
+(`aggregation`), the correction for the sampler's other probabilities (`mismatch`), the KL to the reference and the entropy are
+the same for all of them, and come after it (`loss`). What a teacher says of a token is in its advantage already.
 
 Shapes: N tokens.
 """

@@ -58,10 +58,13 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("advantage/mean", "Mean advantage over trained samples; not 0 where trials forked into unequally many"),
         (
             "advantage/abs_mean",
-            "Mean absolute advantage by rewards: the size of the step's learning signal, but for a teacher's",
+            "Mean absolute advantage: the size of the step's learning signal; a teacher's part is not in it",
         ),
         ("batch/groups", "Groups that the step took"),
-        ("batch/groups_trained", "Groups with a learning signal (their rewards differ)"),
+        (
+            "batch/groups_trained",
+            "Groups with samples that were trained: their rewards differ, or a teacher speaks of their tokens",
+        ),
         ("batch/trials", "Trials with a reward"),
         ("batch/samples", "Samples trained: leaves of conversations"),
         ("batch/tokens", "Tokens of those samples, prompts included"),

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 from steno.contracts.errors import ConfigError
 from steno.models import TINY
 from steno_trainer.config import TrainerSettings
+from steno_trainer.model import zero_engine
 from steno_trainer.model.same_tokens import common_tokens
 from steno_trainer.model.zero_engine import PolicyEngine
 
@@ -78,3 +80,19 @@ def test_it_is_asked_before_a_model_is_loaded(tmp_path: Path) -> None:
     settings = TrainerSettings(model=str(TINY), reference=changed(tmp_path / "other", swapped), distillation=1.0)
     with pytest.raises(ConfigError, match="2 ids differ"):
         PolicyEngine.open(settings, cast(Any, None))
+
+
+@pytest.mark.parametrize("wrong", ["model: attention_dropout is 0.5", "sequence_parallel: 28 heads over 4 key heads"])
+def test_a_model_that_can_not_be_a_reference_is_named(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> SimpleNamespace:
+        if wrong.startswith("model"):
+            raise ConfigError(wrong, field="model")
+        return SimpleNamespace(
+            lm=SimpleNamespace(config=SimpleNamespace(num_attention_heads=28, num_key_value_heads=4))
+        )
+
+    monkeypatch.setattr(zero_engine, "load_model", load)
+    settings = TrainerSettings(model="m", reference="teacher", distillation=1.0, sequence_parallel=8)
+    with pytest.raises(ConfigError, match=f"reference teacher: {wrong}") as refused:
+        zero_engine._load_reference(settings, {}, cast(Any, SimpleNamespace(sequence_size=8)))
+    assert refused.value.field == "reference"

@@ -88,7 +88,7 @@ async def test_every_step_trains_as_many_groups_where_few_say_something(bound: i
 async def test_a_teachers_lesson_is_of_every_group_whatever_its_rewards() -> None:
     world = World(bound=1, alike=4)
     crew = Crew(world, push_s=0.1)
-    async with looped(world, crew, distillation=0.5) as loop:
+    async with looped(world, crew, distillation=0.5, reference="teacher") as loop:
         await asyncio.wait_for(loop.run(), ALL_S)
         total = loop.state.ledger.total()
     assert crew.batches == [GROUPS_PER_STEP] * 6 and total.untrained == {} and total.trained == total.sampled > 0

@@ -40,6 +40,7 @@ def settings(**fields: Any) -> RunSettings:
         ({"push_full_every": 5}, "push_full_every"),
         ({"probe_tokens": 0, "probe_tolerance": 0.5}, "probe_tolerance"),
         ({"probe_tokens": 1}, "probe_tokens"),
+        ({"distillation": 1.0, "reference": "r", "dynamic_sampling": True}, "dynamic_sampling"),
         *(
             ({"offline": True, **pushing}, next(iter(pushing)))
             for pushing in (
