@@ -74,14 +74,14 @@ class Reference:
                     share = (logprobs[of] - start[of]).mean().exp().item()
                     stopped.append(share > 1 + high if advantage > 0 else share < 1 - low)
                 for at in range(len(logprobs)):
-                    lesson = advantage + distillation * (frozen[i][at] - start[at]).item()
+                    of_token = advantage + distillation * (frozen[i][at] - start[at]).item()
                     same = torch.tensor([found == numbers[at] for found in numbers])
                     apart = (start - sampling)[same if corrected is None or level != "token" else slice(None)]
                     rho = math.exp(apart.sum() if corrected == "sequence" else apart.mean())
                     m = rho if kept[0] <= rho <= kept[1] else 0.0
                     change = (logprobs - start)[same].mean().detach()
                     ratio = (change + logprobs[at] - logprobs[at].detach()).exp()
-                    gain = m * torch.minimum(ratio * lesson, ratio.clamp(1 - low, 1 + high) * lesson)
+                    gain = m * torch.minimum(ratio * of_token, ratio.clamp(1 - low, 1 + high) * of_token)
                     away = frozen[i][at] - logprobs[at]
                     kl = away.exp() - away - 1
                     total = total + (-gain + reference_kl * kl - 0.01 * entropies[at]) / by_trial.total()

@@ -148,7 +148,7 @@ def test_mini_batches_clip_against_the_start_and_a_reference_pulls(tmp_path: Pat
     compare(found["weights"], plain.weights(), atol=2e-5)
 
 
-def test_a_teacher_is_another_model_that_speaks_of_each_token(tmp_path: Path) -> None:
+def test_a_teacher_is_another_model_that_scores_each_token(tmp_path: Path) -> None:
     """Of another shape than the policy, with fewer ids, and for shorter texts."""
     few, short = 88, 48
     model = random_model(tmp_path / "model", tokens=97)

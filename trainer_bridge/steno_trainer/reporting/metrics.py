@@ -63,7 +63,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("batch/groups", "Groups that the step took"),
         (
             "batch/groups_trained",
-            "Groups with samples that were trained: their rewards differ, or a teacher speaks of their tokens",
+            "Groups with samples that were trained: their rewards differ, or a teacher scores their tokens",
         ),
         ("batch/trials", "Trials with a reward"),
         ("batch/samples", "Samples trained: leaves of conversations"),
@@ -105,7 +105,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ),
         (
             "reference/log_ratio",
-            "Mean log(policy / reference) of what was sampled, in nats: what a teacher's lesson makes small",
+            "Mean log(policy / reference) of what was sampled, in nats: what distillation makes small",
         ),
         ("mismatch/kl", "KL of sampler and trainer, in nats: kernels and staleness together"),
         ("mismatch/kl_k3", "The same with less noise, never below 0"),

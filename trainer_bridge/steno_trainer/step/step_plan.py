@@ -158,7 +158,7 @@ def make_batch(
         estimator: None: nobody asks for rewards; all rows are kept, with advantages of 1.
         scored: every trial with a reward, also those of which no sample is left: they are part of their group's mean.
         count_silent: groups whose rewards are all equal count in what a token's loss is divided by.
-        train_silent: groups that say nothing are kept, with advantages of 0: a teacher speaks of their tokens.
+        train_silent: groups that say nothing are kept, with advantages of 0: a teacher scores their tokens.
     Returns: the batch (its rows may be none), and the groups that say nothing, or can't be trained.
     """
     if estimator is None:

@@ -85,7 +85,7 @@ async def test_every_step_trains_as_many_groups_where_few_say_something(bound: i
     assert crew.durable >= set(world.acknowledged) >= set(crew.trained)
 
 
-async def test_a_teachers_lesson_is_of_every_group_whatever_its_rewards() -> None:
+async def test_a_teacher_scores_every_group_whatever_its_rewards() -> None:
     world = World(bound=1, alike=4)
     crew = Crew(world, push_s=0.1)
     async with looped(world, crew, distillation=0.5, reference="teacher") as loop:

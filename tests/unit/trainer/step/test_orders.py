@@ -89,7 +89,7 @@ def test_a_trial_without_samples_is_part_of_its_groups_mean() -> None:
     assert ledger.total().untrained == {Reason.ZERO_VARIANCE: 1}
 
 
-def test_groups_that_say_nothing_are_trained_where_a_teacher_speaks_of_their_tokens() -> None:
+def test_groups_that_say_nothing_are_trained_where_a_teacher_scores_their_tokens() -> None:
     rows = [row("a", 5, [2]), row("b", 5, [2]), row("c", 5, [2], group_id="equal"), row("e", 5, [2], group_id="alone")]
     rows.append(row("x", 5, [2], group_id="broken"))
     scored = [
