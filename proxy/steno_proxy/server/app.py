@@ -40,6 +40,7 @@ from steno_proxy.auth.key_reload import KeyReloader
 from steno_proxy.auth.keys import Keyring
 from steno_proxy.auth.rate_limit import RateLimiter
 from steno_proxy.config import ProxySettings
+from steno_proxy.ending import end
 from steno_proxy.pace import Pace
 from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.server.accepting import Acceptor
@@ -123,10 +124,7 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         try:
             yield
         finally:
-            tasks = sweeping | {task for task in (keeper, noting, naming, rotating, opening) if task is not None}
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await end(sweeping | {task for task in (keeper, noting, naming, rotating, opening) if task is not None})
             heap.close()
             await hub.close()
             policies.close()

@@ -12,6 +12,7 @@ import pytest
 
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import Turn
+from steno_proxy import ending
 from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.redis.store import RedisStore
@@ -241,6 +242,33 @@ def watched() -> Iterator[tuple[str, RedisServer, list[RedisServer], list[RedisS
             sentinel.knows("steno", others=2, replicas=2)
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
         yield f"redis+sentinel://{hosts}/steno/0", servers[0], servers[1:], sentinels
+
+
+async def test_what_asks_a_server_that_is_away_again_and_again_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a proxy that is told to stop ends its sweeps. redis-py loses cancellations, and then says that the server is away."""
+    monkeypatch.setattr(ending, "AGAIN_S", 0.1)
+
+    async def ask(store: RedisStore) -> None:
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                await store.now()
+
+    with contextlib.closing(RedisServer()) as server, contextlib.closing(RedisSentinel(server.port)) as sentinel:
+        store = RedisStore(
+            f"redis+sentinel://127.0.0.1:{sentinel.port}/steno/0", reply_timeout_s=0.5, call_timeout_s=1.0
+        )
+        await store.open()
+        await asyncio.gather(*(store.now() for _ in range(8)))
+        server.pause()
+        for steps in range(1, 33):
+            task = asyncio.create_task(ask(store))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                await ending.end({task})
+            assert task.cancelled()
+        server.resume()
+        await store.close()
 
 
 async def test_sentinels_name_the_new_primary(

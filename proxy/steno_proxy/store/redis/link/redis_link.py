@@ -191,12 +191,14 @@ class RedisLink:
         task = asyncio.current_task()
         assert task is not None
         cancelled = task.cancelling()
-        async with LoopTimeout(self._call_timeout_s), self._slots, self._patience():
-            reply = await command
-        # redis-py writes within `asyncio.wait_for`, which loses a cancellation before Python 3.12.
-        if task.cancelling() > cancelled:
-            raise asyncio.CancelledError
-        return reply
+        try:
+            async with LoopTimeout(self._call_timeout_s), self._slots, self._patience():
+                return await command
+        finally:
+            # redis-py writes within `asyncio.wait_for`, which loses a cancellation before Python 3.12; what comes then may be an
+            # error of a server that is away.
+            if task.cancelling() > cancelled:
+                raise asyncio.CancelledError
 
     def _patience(self) -> AbstractAsyncContextManager[None]:
         """For one round trip, a connection for it included. Sentinels and clusters are asked several things, each bounded."""
