@@ -40,7 +40,6 @@ from steno_proxy.auth.key_reload import KeyReloader
 from steno_proxy.auth.keys import Keyring
 from steno_proxy.auth.rate_limit import RateLimiter
 from steno_proxy.config import ProxySettings
-from steno_proxy.ending import end
 from steno_proxy.pace import Pace
 from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.server.accepting import Acceptor
@@ -124,7 +123,10 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
         try:
             yield
         finally:
-            await end(sweeping | {task for task in (keeper, noting, naming, rotating, opening) if task is not None})
+            tasks = sweeping | {task for task in (keeper, noting, naming, rotating, opening) if task is not None}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             heap.close()
             await hub.close()
             policies.close()

@@ -23,7 +23,6 @@ from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
 from steno.contracts.runs.leases import GroupPlace, LeaseName, LeaseRequest, NotTrained, RunView, Tenure, newest_groups
 from steno.contracts.runs.training_steps import MOST_STEPS, TrainingStep
-from steno_proxy.ending import end
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.run.changes import RunChanges
 from steno_proxy.store.redis.run.parts import STATE, WHOLE, RedisRun, RunQuery, read
@@ -72,7 +71,8 @@ class RedisRuns:
     async def close(self) -> None:
         await self._change.close()
         if self._listener is not None:
-            await end({self._listener})
+            self._listener.cancel()
+            await asyncio.wait({self._listener})
             self._listener = None
 
     # -- for the store: what becomes of groups and trials

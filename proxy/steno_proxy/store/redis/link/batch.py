@@ -16,7 +16,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from steno.contracts.errors import StoreUnavailable
-from steno_proxy.ending import end
 from steno_proxy.store.redis.link.patience import LoopTimeout
 from steno_proxy.store.redis.link.wait import NotReplicated, ReplicaWait
 
@@ -81,7 +80,10 @@ class Batches:
 
     async def close(self) -> None:
         """After the last submission was answered; whoever still waits is told."""
-        await end(self._lanes)
+        for lane in list(self._lanes):
+            lane.cancel()
+        if self._lanes:
+            await asyncio.wait(list(self._lanes))
         while self._waiting:
             _fail(self._waiting.popleft(), StoreUnavailable("the store was closed"))
 

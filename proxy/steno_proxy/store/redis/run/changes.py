@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from steno.contracts.errors import Conflict, NotFound, StoreUnavailable
-from steno_proxy.ending import end
 from steno_proxy.store.redis.link.batch import another
 from steno_proxy.store.redis.link.redis_link import RedisLink, Script
 from steno_proxy.store.redis.run.parts import NotRead, ReadParts, RedisRun, RunQuery
@@ -78,7 +77,11 @@ class RunChanges:
 
     async def close(self) -> None:
         """Whoever still waits is told."""
-        await end(self._lanes)
+        lanes = list(self._lanes)
+        for lane in lanes:
+            lane.cancel()
+        if lanes:
+            await asyncio.wait(lanes)
         for waiting in self._waiting.values():  # of lanes that never began
             for change in waiting:
                 _fail(change, StoreUnavailable("the store was closed"))
