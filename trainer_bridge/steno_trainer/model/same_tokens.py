@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from steno.contracts.errors import ConfigError
 
+UNKNOWN = "reference: whether its ids mean the same is not known:"
+
 
 class CommonTokens(NamedTuple):
     """below: ids from it on are none of the reference's tokens; None: that is not known. warning: for the operator."""
@@ -19,12 +21,16 @@ def common_tokens(model: str, reference: str, *, trust_remote_code: bool = False
 
     Raises: ConfigError: names `reference`, and an id that is one token here and another one there.
     """
-    found = {name: _tokens(name, trust_remote_code) for name in (model, reference)}
-    unread = [name for name, tokens in found.items() if not tokens]
-    if unread:
-        return CommonTokens(
-            warning=f"reference: not known whether its ids mean the same: {unread[0]} has no tokenizer that can be read"
-        )
+    found = {}
+    for name in (model, reference):
+        try:
+            found[name] = _tokens(name, trust_remote_code)
+        except Exception as error:  # of many kinds, and training needs no tokenizer
+            return CommonTokens(
+                warning=f"{UNKNOWN} the tokenizer of {name} can't be read: {type(error).__name__}: {error}"
+            )
+        if not found[name]:
+            return CommonTokens(warning=f"{UNKNOWN} {name} has no tokenizer")
     ours, theirs = found[model], found[reference]
     differ = [token for token in sorted(ours.keys() & theirs.keys()) if ours[token] != theirs[token]]
     if differ:
@@ -46,14 +52,11 @@ def common_tokens(model: str, reference: str, *, trust_remote_code: bool = False
 
 
 def _tokens(name: str, trust_remote_code: bool) -> dict[int, str]:
-    """By id; none: there is no tokenizer, or it can't be read."""
+    """By id; none: there is no tokenizer."""
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        found, special = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
-    except Exception:  # of many kinds: training needs no tokenizer
-        return {}
-    if found.keys() <= special:
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    found = tokenizer.get_vocab()
+    if found.keys() <= set(tokenizer.all_special_tokens):
         return {}  # transformers makes one up where there is none, of special tokens alone
     return {number: token for token, number in found.items()}
