@@ -142,11 +142,6 @@ class PolicyEngine:
         found: tuple[Tensor, Tensor] = self.deepspeed(share.packed, share.segments, chunks)
         return found
 
-    @property
-    def has_reference(self) -> bool:
-        """A model beside the policy, or the policy without its adapter."""
-        return self.settings.scores_reference
-
     @torch.no_grad()
     def score(self, share: RankShare, chunks: int, *, reference: bool) -> Tensor:
         """Log-probabilities without gradients, by the policy as it is or by the reference. [N] float32."""

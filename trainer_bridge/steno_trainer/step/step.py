@@ -137,7 +137,7 @@ class Stepper:
         orders.check(rows)
         work = Work.of(orders, rows, self.engine.cost)
         started = time.perf_counter()
-        reference_N = self._score(orders, rows, reference=True) if self.engine.has_reference else None
+        reference_N = self._score(orders, rows, reference=True) if self.settings.scores_reference else None
         # With a single optimizer step the policy at its start is the policy itself, and the ratio is 1.
         apart = len(orders.passes) > 1 and not self._objective.around_sampler and not self._objective.imitates
         proximal_N = self._score(orders, rows, reference=False) if apart else None
