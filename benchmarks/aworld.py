@@ -164,7 +164,7 @@ class Bench:
         sizes = self._sizes
         size = TASKS * sizes.group_size
         trainer = Trainer(size, sizes.training_s)
-        options = RunnerOptions(("simulated",), self._url, self._folder / run, keep="none", inherited={})
+        options = RunnerOptions(("simulated",), self._folder / run, keep="none", inherited={})
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with (
             AsyncSteno(self._url) as client,

@@ -263,7 +263,7 @@ class Collector:
             prepared = replace(self._prepared, settings=self._prepared.settings.model_copy(update=changed))
             return prepared.rollouts(client, observers=[self._failures])
         assert self._executor is not None
-        options = RunnerOptions(("agent",), self._proxy, Path(self._work.name), timeout_s=self._timeout_s, inherited={})
+        options = RunnerOptions(("agent",), Path(self._work.name), timeout_s=self._timeout_s, inherited={})
         runner = TrialRunner(client, ExecutorPlayer(client, self._executor, options), options)
         options_of_groups = replace(self._options, size=n, resumable=again)
         return Rollouts(client, runner, options_of_groups, admission=admission, observers=[self._failures])

@@ -164,7 +164,6 @@ class Prepared:
         settings = self.settings
         return RunnerOptions(
             command=self.command,
-            proxy_url=settings.proxy,
             work_dir=settings.work_dir,
             timeout_s=settings.timeout_s,
             timeout_reward=settings.timeout_reward,

@@ -192,7 +192,7 @@ async def check_command(prepared: Prepared) -> None:
     trial = Trial(session=session, urls=dict.fromkeys(("openai", "anthropic", "gemini"), url))
     executor = prepared.executor()
     try:
-        inherited = RunnerOptions((), settings.proxy, folder).inherited
+        inherited = RunnerOptions((), folder).inherited
         work, variables = await executor.prepare(folder, trial, task, inherited)
         program = fill(prepared.command[:1], task, variables)[0]
         find = ["/bin/sh", "-c", _FIND, "sh", program]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from steno.client.client import AsyncClient
-from steno.contracts.errors import ConfigError, Conflict, NotFound, StenoError
+from steno.contracts.errors import ConfigError, Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Group, Session
 from steno.contracts.rest import Completion, GroupSpec
 from steno_rollouts.outcome import CommandOutcome
@@ -27,7 +27,7 @@ from steno_rollouts.trials.reward import (
     RecordedTrial,
     RewardError,
     RewardFunction,
-    TrialTranscript,
+    read_transcript,
 )
 
 T = TypeVar("T")
@@ -80,16 +80,14 @@ class RescoredGroup:
 class Rescoring:
     """One run into another.
 
-    into: the new run. function: `check_inputs` has passed. transcript: of a trial. tasks: by name; of fields that are not on
-    record. purpose: of groups to score. to_score: trials of the
-    groups that are looked at, of which `scored` were. made: groups.
+    into: the new run. function: `check_inputs` has passed. tasks: by name; of fields that are not on record. purpose: of groups
+    to score. to_score: trials of the groups that are looked at, of which `scored` were. made: groups.
     """
 
     client: AsyncClient
     run_id: str
     into: str
     function: RewardFunction
-    transcript: Callable[[str], TrialTranscript]
     tasks: Mapping[str, Task] = field(default_factory=dict)
     purpose: str = "train"
     groups: list[RescoredGroup] = field(default_factory=list)
@@ -187,9 +185,10 @@ class Rescoring:
 
     async def _ask(self, trial: RescoredTrial, task: dict[str, Any], folder: Path | None, failures: list[str]) -> None:
         try:
-            scored = RecordedTrial(task, trial.trial_id, self.transcript(trial.trial_id), folder)
-            trial.outcome = await self.function(scored)
-        except RewardError as error:
+            takes = self.function.takes("transcript")
+            transcript = await read_transcript(self.client, trial.trial_id) if takes else None
+            trial.outcome = await self.function(RecordedTrial(task, trial.trial_id, transcript, folder))
+        except (RewardError, Gone, NotFound) as error:
             failures.append(f"{trial.trial_id}: {error.message}")
             return
         trial.after = trial.outcome.reward

@@ -13,7 +13,6 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from steno_rollouts.trials.command import check_command, fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.local import LocalExecutor
 from steno_rollouts.trials.play import DEFAULT_TIMEOUT_S, RunnerOptions
-from steno_rollouts.trials.reward import FinishedTrial, RewardError, TrialTranscript
+from steno_rollouts.trials.reward import FinishedTrial, RewardError
 
 Who = Literal["oracle", "nobody"]
 WANTED: Mapping[Who, float] = {"oracle": 1.0, "nobody": 0.0}
@@ -74,18 +73,17 @@ class CheckedTask:
         return all(verdict.holds for verdict in self.verdicts)
 
 
-class PrintedTranscript(TrialTranscript):
+class PrintedTranscript:
     """Of a run that asked no model: what it printed, as the last reply."""
 
     def __init__(self, stdout: Path) -> None:
-        super().__init__(NOWHERE, None, "")
         self._stdout = stdout
 
-    @cached_property
+    @property
     def session(self) -> Session:
         raise RewardError("transcript.session: not there in steno tasks check, where no proxy is asked")
 
-    @cached_property
+    @property
     def turns(self) -> list[Turn]:
         return []
 
@@ -158,7 +156,7 @@ class TaskCheck:
             urls=dict.fromkeys(("openai", "anthropic", "gemini"), f"{NOWHERE}/{folder.name}"),
         )
         told = _with_hidden(task) if who == "oracle" and self._oracle else task
-        work, variables = await self._executor.prepare(folder, trial, told, RunnerOptions((), "", folder).inherited)
+        work, variables = await self._executor.prepare(folder, trial, told, RunnerOptions((), folder).inherited)
         job = TrialJob(
             folder.name, _NOTHING, variables, folder, work, self._prepared.settings.timeout_s or task.timeout_s or
             DEFAULT_TIMEOUT_S, task,

@@ -59,7 +59,7 @@ def rescore(
     1: trials could not be scored; they are named, and nothing was made.
     """
     from steno_rollouts.rescoring import Rescoring, check_inputs, default_name
-    from steno_rollouts.trials.reward import RewardFunction, TrialTranscript
+    from steno_rollouts.trials.reward import RewardFunction
 
     function = RewardFunction(reward, reward_timeout_s)
     check_inputs(function, with_tasks=tasks is not None)
@@ -68,11 +68,8 @@ def rescore(
         raise ConfigError(f"--as: got {name!r}, which is --run; the new rewards are a run of their own", field="as")
     known = _tasks(tasks, hide or [])
     settings = client_settings(url, key, key_file)
-    secret = settings.key.get_secret_value() if settings.key is not None else None
     client = AsyncClient(settings.proxy, settings.key, timeout_s=settings.timeout_s)
-    rescoring = Rescoring(
-        client, run, name, function, lambda trial_id: TrialTranscript(settings.proxy, secret, trial_id), known, purpose
-    )
+    rescoring = Rescoring(client, run, name, function, known, purpose)
     out = console(stderr=True)
     asyncio.run(_rescore(rescoring, out))
     if rescoring.left_out:

@@ -152,7 +152,7 @@ async def demo_train(
                 worker = await start(stack, folder, "worker", *dial, *engine, OMP_NUM_THREADS="1")
                 await until_healthy(url, proxy)
                 await _until_served(client, proxy, worker)
-                evaluation = _Evaluation(client, agents, folder, url, seed)
+                evaluation = _Evaluation(client, agents, folder, seed)
                 progress.update(task, description="evaluating the untrained policy")
                 before = await evaluation.run("before")
                 progress.update(
@@ -231,7 +231,7 @@ async def _train(
 
     options = GroupOptions(RUN, size=GROUP_SIZE, in_flight=IN_FLIGHT, sampling=LAW, resumable=False)
     rollouts = Rollouts(
-        client, _runner(client, agents, folder / "trials", url), options,
+        client, _runner(client, agents, folder / "trials"), options,
         admission=Admission(GROUPS_PER_STEP, MAX_STALENESS_STEPS), in_hand=in_hand,
     )  # fmt: skip
     running = asyncio.create_task(rollouts.run(_worlds(f"train-{seed}")))
@@ -262,8 +262,8 @@ async def _train(
 class _Evaluation:
     """The same worlds, before and after: groups that are never trained."""
 
-    def __init__(self, client: AsyncSteno, agents: Agents, folder: Path, url: str, seed: int) -> None:
-        self._runner = _runner(client, agents, folder / "evaluation", url)
+    def __init__(self, client: AsyncSteno, agents: Agents, folder: Path, seed: int) -> None:
+        self._runner = _runner(client, agents, folder / "evaluation")
         self._client, self._seed = client, seed
 
     async def run(self, round_name: str) -> float:
@@ -278,8 +278,8 @@ class _Evaluation:
         return sum(rewards) / len(rewards)
 
 
-def _runner(client: AsyncSteno, agents: Agents, folder: Path, url: str) -> TrialRunner:
-    options = RunnerOptions(("toy-agent",), url, folder, timeout_s=120.0, keep="none", inherited={})
+def _runner(client: AsyncSteno, agents: Agents, folder: Path) -> TrialRunner:
+    options = RunnerOptions(("toy-agent",), folder, timeout_s=120.0, keep="none", inherited={})
     return TrialRunner(client, ExecutorPlayer(client, agents, options), options)
 
 

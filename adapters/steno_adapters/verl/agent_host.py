@@ -173,7 +173,6 @@ class AgentHost:
         settings = prepared.settings
         options = RunnerOptions(
             command=prepared.command,
-            proxy_url=self._facts.proxy,
             work_dir=settings.work_dir,
             timeout_s=settings.timeout_s,
             timeout_reward=settings.timeout_reward,

@@ -16,7 +16,7 @@ from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
-from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, TrialTranscript
+from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, read_transcript
 
 DEFAULT_TIMEOUT_S = 3600.0
 SETTLE_S = 1.0
@@ -48,7 +48,6 @@ class RunnerOptions:
     """As in `RolloutSettings`."""
 
     command: tuple[str, ...]
-    proxy_url: str
     work_dir: Path
     timeout_s: float | None = None
     timeout_reward: float | None = None
@@ -147,7 +146,7 @@ class ExecutorPlayer(Player):
             return await self._executor.verify(job, played)
         if not played:
             return None
-        transcript = TrialTranscript(self._options.proxy_url, assignment.harness_key, job.trial_id)
+        transcript = await read_transcript(self._client, job.trial_id) if self._reward.takes("transcript") else None
         code = None if ended.timed_out else ended.code
         return await self._reward(
             FinishedTrial(assignment.task, job.workdir, code, job.stdout, job.stderr, job.trial_id, transcript)

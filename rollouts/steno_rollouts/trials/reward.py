@@ -15,16 +15,16 @@ import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
-from steno.client.client import Steno
+from steno.client.client import AsyncSteno
 from steno.config.plugins import load_function
-from steno.contracts.errors import ConfigError, StenoError
+from steno.contracts.errors import ConfigError, Gone, NotFound, StenoError
 from steno.contracts.json_limits import storable
 from steno.contracts.records import MAX_REWARD, Session, Turn
+from steno_rollouts.calls.patience import AWAY
 from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.tasks.task import Task
 
@@ -45,27 +45,46 @@ class RewardError(StenoError):
     code = "reward_error"
 
 
-class TrialTranscript:
-    """What was said in a trial, read from the proxy when first asked for. Blocking: for the reward's own thread."""
+class Transcript(Protocol):
+    """What was said in a trial, as a reward function may ask for it."""
 
-    def __init__(self, proxy_url: str, key: str | None, trial_id: str) -> None:
-        self._proxy_url, self._key, self._trial_id = proxy_url, key, trial_id
-
-    @cached_property
-    def session(self) -> Session:
-        with Steno(self._proxy_url, self._key) as client:
-            return client.session(self._trial_id)
-
-    @cached_property
+    @property
+    def session(self) -> Session: ...
+    @property
     def turns(self) -> list[Turn]:
         """In commit order: each with the messages that were new in it (`messages`) and what the policy replied (`reply`)."""
-        with Steno(self._proxy_url, self._key) as client:
-            return list(client.turns(self._trial_id))
+        ...
 
     @property
     def last_reply(self) -> str:
         """Text of the last answer; "" where there was none."""
+        ...
+
+
+@dataclass(frozen=True)
+class RecordedTranscript:
+    """As the proxy had it on record."""
+
+    session: Session
+    turns: list[Turn]
+
+    @property
+    def last_reply(self) -> str:
         return str(self.turns[-1].reply.get("content") or "") if self.turns else ""
+
+
+async def read_transcript(client: AsyncSteno, trial_id: str) -> Transcript:
+    """As patient as the client is: the time that a reward function has does not run meanwhile.
+
+    Raises: RewardError: it can't be read; Gone, NotFound: it was deleted; Unreachable, StoreUnavailable, TooManyRequests: the
+        proxy or its store is away.
+    """
+    try:
+        return RecordedTranscript(await client.session(trial_id), [turn async for turn in client.turns(trial_id)])
+    except (Gone, NotFound, *AWAY):
+        raise
+    except StenoError as error:
+        raise RewardError(f"transcript of {trial_id}: {error.message}") from error
 
 
 class TrialToScore(Protocol):
@@ -80,11 +99,12 @@ class TrialToScore(Protocol):
 
 @dataclass(frozen=True)
 class RecordedTrial:
-    """A trial of which only the record is left. task: its fields, as far as they are known. task_folder: if that is known."""
+    """A trial of which only the record is left. task: its fields, as far as they are known. transcript: None: the function does
+    not take it. task_folder: if that is known."""
 
     task: dict[str, Any]
     trial_id: str
-    transcript: TrialTranscript
+    transcript: Transcript | None
     task_folder: Path | None = None
 
     def inputs(self) -> dict[str, Any]:
@@ -94,7 +114,7 @@ class RecordedTrial:
 
 @dataclass(frozen=True)
 class FinishedTrial:
-    """A trial that has run, as a reward function may ask for it."""
+    """A trial that has run, as a reward function may ask for it. transcript: None: the function does not take it."""
 
     task: Task
     workdir: Path
@@ -102,7 +122,7 @@ class FinishedTrial:
     stdout: Path
     stderr: Path
     trial_id: str
-    transcript: TrialTranscript
+    transcript: Transcript | None
 
     def inputs(self) -> dict[str, Any]:
         return {
@@ -142,6 +162,10 @@ class RewardFunction:
     def needs(self, name: str) -> bool:
         """Whether the function has a parameter of this name, without a default."""
         return name in self._needs
+
+    def takes(self, name: str) -> bool:
+        """Whether it is given this input where there is one."""
+        return self._takes_all or name in self._names
 
     def check_inputs(self, known: Collection[str], of_what: str) -> None:
         """Raises: ConfigError: it needs what there is not."""

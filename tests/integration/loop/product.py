@@ -310,7 +310,7 @@ async def rolling(
     talkers = Talkers()
     options = GroupOptions(run, size=GROUP_SIZE, in_flight=8, sampling=LAW, resumable=False)
     async with AsyncSteno(one.url, retries=12) as client:
-        trials = RunnerOptions(("talk",), one.url, one.folder / "trials", timeout_s=SLOW_S, keep="none", inherited={})
+        trials = RunnerOptions(("talk",), one.folder / "trials", timeout_s=SLOW_S, keep="none", inherited={})
         runner = TrialRunner(client, ExecutorPlayer(client, talkers, trials), trials)
         admission = Admission(GROUPS_PER_STEP if bounded else None, 1)
         task = asyncio.create_task(Rollouts(client, runner, options, admission=admission).run(tasks(prefix, groups)))

@@ -15,6 +15,7 @@ import pytest
 
 from steno.client.client import Steno
 from steno.contracts.records import Session
+from steno.contracts.rest import GroupSpec
 from steno.contracts.runs.claims import ClaimRequest
 from tests.integration.rollouts.conftest import ADMIN, Rollout
 from tests.support.programs.stack import Stack
@@ -110,7 +111,7 @@ def agent(notes: Path, code: str) -> list[str]:
 
 
 def test_a_trial_runs_where_its_resource_is_and_is_scored_there(
-    cluster: Cluster, rollout: Rollout, sessions: Sessions, notes: Path
+    cluster: Cluster, rollout: Rollout, client: Steno, sessions: Sessions, notes: Path
 ) -> None:
     """With a folder that is nowhere but on the launcher's side, and more output than may come back."""
     inner = rollout.folder / "tasks" / "one" / "environment"
@@ -120,9 +121,7 @@ def test_a_trial_runs_where_its_resource_is_and_is_scored_there(
     (inner.parent / "task.toml").write_text('[verifier]\nanswer = "42"\n')
     (inner.parent / "instruction.md").write_text("Do it.")
     (rollout.folder / "score.py").write_text(
-        f"HARNESS = {str(notes / 'harness.key')!r}\n"
         "def score(task, workdir, task_folder, exit_code, stdout, transcript):\n"
-        "    open(HARNESS, 'w').write(transcript._key)\n"
         "    assert task['verifier']['answer'] == '42' and (task_folder / 'task.toml').is_file() and exit_code == 0\n"
         "    assert stdout.stat().st_size > 20_000, 'whole, where it was written'\n"
         "    return {'reward': 0.5, 'turns': len(transcript.turns), 'files': len(list(workdir.iterdir()))}\n"
@@ -157,7 +156,8 @@ def test_a_trial_runs_where_its_resource_is_and_is_scored_there(
     seen = json.loads((notes / "seen.json").read_text())
     assert not [name for name in seen if name.startswith("RAY_")] and ADMIN not in seen.values()
     assert seen["OPENAI_API_KEY"] not in ("none", ADMIN)
-    harness = (notes / "harness.key").read_text()
+    group = client.group(recorded[0].group_id or "").model_dump(include=set(GroupSpec.model_fields))
+    harness = client.create_group(GroupSpec.model_validate(group)).harness_key
     assert harness and not any(cluster.wrote(key) for key in (seen["OPENAI_API_KEY"], harness, ADMIN))
     assert cluster.wrote(row["trial_id"]), "Ray's tasks are named after their trials"
 

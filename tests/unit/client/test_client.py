@@ -131,7 +131,7 @@ def test_a_method_of_ones_own_stays() -> None:
 
 
 async def test_clients_of_one_process_read_the_trusted_certificates_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reward functions have one for each transcript: 35 ms of processor time each, else."""
+    """35 ms of processor time each, else."""
     times = []
     read = httpx.create_ssl_context
     monkeypatch.setattr(module.httpx, "create_ssl_context", lambda: times.append(1) or read())

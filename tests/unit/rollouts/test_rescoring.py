@@ -36,8 +36,10 @@ async def test_a_trial_that_the_archive_can_not_give_is_not_lost() -> None:
                 return httpx.Response(200, json={"items": [there], "next_cursor": None, "unreadable": ["g.1"]})
         raise AssertionError(request.url)
 
-    function: Any = SimpleNamespace(digest=lambda: "c0de", needs=lambda name: False, where="reward.py:score")
+    function: Any = SimpleNamespace(
+        digest=lambda: "c0de", needs=lambda name: False, takes=pytest.fail, where="reward.py:score"
+    )
     async with AsyncClient("http://proxy", transport=httpx.MockTransport(proxy), retries=0) as client:
         with pytest.raises(ArchiveUnreadable, match=r"g\.1"):
-            await Rescoring(client, "r", "again", function, lambda trial_id: pytest.fail(trial_id)).run()
+            await Rescoring(client, "r", "again", function).run()
     assert set(asked) == {"GET"}

@@ -159,41 +159,40 @@ async def test_what_was_made_is_not_made_again_and_counts(proxy: Proxy, tmp_path
 
 async def test_a_group_that_was_half_made_is_finished(proxy: Proxy, tmp_path: Path) -> None:
     from steno_rollouts.rescoring import Rescoring
-    from steno_rollouts.trials.reward import RewardFunction, TrialTranscript
+    from steno_rollouts.trials.reward import RewardFunction
 
     function = RewardFunction(f"{tmp_path / 'score.py'}:other_way")
 
     class Killed(Exception):
         pass
 
+    asked: list[str] = []
+
     class Dying(AsyncClient):
         left = 2
 
         async def _send(self, request):  # type: ignore[no-untyped-def]
+            asked.append(request.path)
             if request.path.endswith("/complete"):
                 if not self.left:
                     raise Killed
                 self.left -= 1
             return await super()._send(request)
 
-    def transcript(trial_id: str) -> TrialTranscript:
-        return TrialTranscript(proxy.url, proxy.key, trial_id)
-
     async with Dying(proxy.url, proxy.key) as client:
         with pytest.raises(Killed):
-            await Rescoring(client, "r", "new", function, transcript).run()
+            await Rescoring(client, "r", "new", function).run()
     half = await proxy.steno.run("new")
     assert (half.groups.running, half.groups.ready, half.rollouts_over) == (1, 0, False), "a trainer gets nothing of it"
-    asked: list[str] = []
-
-    def noted(trial_id: str) -> TrialTranscript:
-        asked.append(trial_id)
-        return transcript(trial_id)
-
-    async with AsyncClient(proxy.url, proxy.key) as client:
-        rest = Rescoring(client, "r", "new", function, noted)
+    asked.clear()
+    async with Dying(proxy.url, proxy.key) as client:
+        client.left = 3
+        rest = Rescoring(client, "r", "new", function)
         await rest.run()
-    assert asked == ["g.2"] and (rest.scored, rest.made) == (1, 1), "the others have their rewards"
+    assert [path for path in asked if path.endswith("/turns")] == ["/sessions/g.2/turns"] and (
+        rest.scored,
+        rest.made,
+    ) == (1, 1), "the others have their rewards"
     whole = await proxy.steno.run("new")
     assert (whole.groups.running, whole.groups.ready, whole.rollouts_over) == (0, 1, True)
     tokens = [turn.completion_tokens for name in ("g.0", "g.1", "g.2") for turn in await proxy.store.turns(name)]

@@ -239,7 +239,7 @@ async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
     plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
     settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=Path("trials"))
     client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
-    options = RunnerOptions((), "http://proxy", settings.work_dir, retries=0)
+    options = RunnerOptions((), settings.work_dir, retries=0)
     runner = TrialRunner(client, ExecutorPlayer(client, HarborExecutor(plan, settings, begin), options), options)
     task = Task("t", {"steps": [{"name": "one"}, {"name": "two"}]}, folder=tmp_path / "task")
     results: list[TrialResult] = []
@@ -271,7 +271,7 @@ async def test_a_clean_up_that_fails_is_said_and_the_verdict_counts(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
     settings = RolloutSettings(harbor="x", agent="codex", environment="podman", work_dir=folder.parent)
-    options = RunnerOptions((), "http://proxy", settings.work_dir)
+    options = RunnerOptions((), settings.work_dir)
     player = ExecutorPlayer(cast(AsyncSteno, SimpleNamespace()), HarborExecutor(plan, settings), options)
     session = Session(trial_id="g.0", created_at=0.0, updated_at=0.0)
     trial = Trial(session=session, urls=dict(ADDRESSES.urls))
@@ -316,7 +316,7 @@ async def reached(tmp_path: Path, trials: list[str], lost: str) -> list[TrialRes
     plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
     settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=tmp_path / "trials")
     client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
-    options = RunnerOptions((), "http://proxy", settings.work_dir, retries=1)
+    options = RunnerOptions((), settings.work_dir, retries=1)
     runner = TrialRunner(client, ExecutorPlayer(client, HarborExecutor(plan, settings), options), options)
     task = Task("t", {}, folder=tmp_path / "task")
     results: list[TrialResult] = []

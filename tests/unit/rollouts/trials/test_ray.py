@@ -73,7 +73,7 @@ async def test_a_node_that_is_not_ready_fails_the_attempt_which_is_tried_again(
         return SESSION.model_copy(update=end.model_dump(exclude={"metrics"}))
 
     client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
-    options = RunnerOptions((), "http://proxy", tmp_path, retries=1)
+    options = RunnerOptions((), tmp_path, retries=1)
     for answers, reason in (((late, WELL), "completed"), ((late, late), "start_failed")):
         results: list[TrialResult] = []
         trials = TrialRunner(client, ray_player(tmp_path, *answers), options)
@@ -89,7 +89,7 @@ async def test_a_trial_that_was_deleted_while_a_node_played_it_ends_alone(tmp_pa
     client = cast(AsyncSteno, SimpleNamespace(session=gone, complete=gone))
     player = ray_player(tmp_path, Answer("10.0.0.7", problem=(Gone.code, "session g.0 is closed")))
     results: list[TrialResult] = []
-    await TrialRunner(client, player, RunnerOptions((), "http://proxy", tmp_path)).run(ASSIGNMENT, results.append)
+    await TrialRunner(client, player, RunnerOptions((), tmp_path)).run(ASSIGNMENT, results.append)
     assert [(result.end_reason, result.detail) for result in results] == [
         ("deleted", "node 10.0.0.7: session g.0 is closed")
     ]

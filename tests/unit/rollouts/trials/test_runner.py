@@ -118,7 +118,7 @@ class Proxy:
 
 
 def options_of(folder: Path, **more: Any) -> RunnerOptions:
-    return RunnerOptions(("agent",), "http://proxy", folder / "trials", timeout_s=3, **more)
+    return RunnerOptions(("agent",), folder / "trials", timeout_s=3, **more)
 
 
 async def outcome(
