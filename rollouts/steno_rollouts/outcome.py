@@ -6,7 +6,14 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from steno.contracts.errors import StenoError
 from steno.contracts.records import Counts, Session, SessionStatus
+
+
+class RewardError(StenoError):
+    """A reward that can't be read or computed; the trial is unscored. Never leaves these rollouts."""
+
+    code = "reward_error"
 
 
 class EndReason(StrEnum):

@@ -20,15 +20,10 @@ from steno.client.client import AsyncClient
 from steno.contracts.errors import ConfigError, Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Group, Session
 from steno.contracts.rest import Completion, GroupSpec
-from steno_rollouts.outcome import CommandOutcome
+from steno_rollouts.outcome import CommandOutcome, RewardError
 from steno_rollouts.tasks.task import Task, kept_on_record
-from steno_rollouts.trials.reward import (
-    RECORDED_INPUTS,
-    RecordedTrial,
-    RewardError,
-    RewardFunction,
-    read_transcript,
-)
+from steno_rollouts.trials.reward import RECORDED_INPUTS, RecordedTrial, RewardFunction
+from steno_rollouts.trials.transcript import read_transcript
 
 T = TypeVar("T")
 AT_ONCE = 8

@@ -22,7 +22,7 @@ from steno.contracts.records import Session, Turn
 from steno.contracts.rest import Trial
 from steno_rollouts.build import Prepared, located
 from steno_rollouts.harness import first_failure
-from steno_rollouts.outcome import CommandOutcome
+from steno_rollouts.outcome import CommandOutcome, RewardError
 from steno_rollouts.preflight import check_work_dir
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
@@ -30,7 +30,7 @@ from steno_rollouts.trials.command import check_command, fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.local import LocalExecutor
 from steno_rollouts.trials.play import DEFAULT_TIMEOUT_S, RunnerOptions
-from steno_rollouts.trials.reward import FinishedTrial, RewardError
+from steno_rollouts.trials.reward import FinishedTrial
 
 Who = Literal["oracle", "nobody"]
 WANTED: Mapping[Who, float] = {"oracle": 1.0, "nobody": 0.0}

@@ -11,12 +11,13 @@ from typing import Literal, Protocol
 
 from steno.client.client import AsyncSteno
 from steno.contracts.rest import Trial
-from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, recorded_result
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError, TrialResult, recorded_result
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
-from steno_rollouts.trials.reward import FinishedTrial, RewardError, RewardFunction, read_transcript
+from steno_rollouts.trials.reward import FinishedTrial, RewardFunction
+from steno_rollouts.trials.transcript import read_transcript
 
 DEFAULT_TIMEOUT_S = 3600.0
 SETTLE_S = 1.0

@@ -1,32 +1,25 @@
 """The reward of a trial: from a file that the trial wrote, or from the user's reward function, also long after it ran.
 
 `reward.json` (`{"reward": 1.0, "metrics": {"tests_passed": 3}}`; other numbers beside `reward` are metrics too) or
-`reward.txt` (one number) in the working folder. `FILE.py:function` takes its parameters by name, from `INPUTS`, and returns a
-number, such an object, or None for "can't say". It runs in a thread of its own, so that it may wait, and block, as it likes;
-one that outlasts its time limit is given up (a thread can't be ended, but nothing waits for it).
+`reward.txt` (one number) in the working folder. A function of the user's (`user_function.py`) returns a number, such an object,
+or None for "can't say".
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import math
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
-from steno.client.client import AsyncSteno
-from steno.config.plugins import load_function
-from steno.contracts.errors import ConfigError, Gone, NotFound, StenoError
 from steno.contracts.json_limits import storable
-from steno.contracts.records import MAX_REWARD, Session, Turn
-from steno_rollouts.calls.patience import AWAY
-from steno_rollouts.outcome import CommandOutcome, EndReason
+from steno.contracts.records import MAX_REWARD
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError
 from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials.transcript import Transcript
+from steno_rollouts.trials.user_function import UserFunction
 
 REWARD_JSON = "reward.json"
 REWARD_TEXT = "reward.txt"
@@ -37,54 +30,6 @@ MAX_METRICS_BYTES = 256 * 1024
 INPUTS = "task task_folder workdir exit_code stdout stderr trial_id transcript".split()
 RECORDED_INPUTS = "task trial_id transcript".split()
 """What of these is on record once a trial's folder is gone."""
-
-
-class RewardError(StenoError):
-    """A reward that can't be read or computed; the trial is unscored. Never leaves these rollouts."""
-
-    code = "reward_error"
-
-
-class Transcript(Protocol):
-    """What was said in a trial, as a reward function may ask for it."""
-
-    @property
-    def session(self) -> Session: ...
-    @property
-    def turns(self) -> list[Turn]:
-        """In commit order: each with the messages that were new in it (`messages`) and what the policy replied (`reply`)."""
-        ...
-
-    @property
-    def last_reply(self) -> str:
-        """Text of the last answer; "" where there was none."""
-        ...
-
-
-@dataclass(frozen=True)
-class RecordedTranscript:
-    """As the proxy had it on record."""
-
-    session: Session
-    turns: list[Turn]
-
-    @property
-    def last_reply(self) -> str:
-        return str(self.turns[-1].reply.get("content") or "") if self.turns else ""
-
-
-async def read_transcript(client: AsyncSteno, trial_id: str) -> Transcript:
-    """As patient as the client is: the time that a reward function has does not run meanwhile.
-
-    Raises: RewardError: it can't be read; Gone, NotFound: it was deleted; Unreachable, StoreUnavailable, TooManyRequests: the
-        proxy or its store is away.
-    """
-    try:
-        return RecordedTranscript(await client.session(trial_id), [turn async for turn in client.turns(trial_id)])
-    except (Gone, NotFound, *AWAY):
-        raise
-    except StenoError as error:
-        raise RewardError(f"transcript of {trial_id}: {error.message}") from error
 
 
 class TrialToScore(Protocol):
@@ -137,71 +82,16 @@ class FinishedTrial:
         }
 
 
-class RewardFunction:
-    """The function of `FILE.py:function`, sync or async."""
+class RewardFunction(UserFunction):
+    """The function of `--reward`, of single trials."""
 
     def __init__(self, where: str, timeout_s: float = 300.0) -> None:
         """Raises: ConfigError: no such file or function, or a parameter that is none of `INPUTS`."""
-        self.where = where
-        self._timeout_s = timeout_s
-        self._function = load_function(where, "reward")
-        parameters = inspect.signature(self._function).parameters.values()
-        self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        named = [parameter for parameter in parameters if parameter.kind in kinds and parameter.name in INPUTS]
-        self._names = [parameter.name for parameter in named]
-        self._needs = [parameter.name for parameter in named if parameter.default is parameter.empty]
-        unknown = [
-            p.name for p in parameters if p.default is p.empty and p.name not in INPUTS and p.kind is not p.VAR_KEYWORD
-        ]
-        if unknown:
-            raise ConfigError(
-                f"reward: {where}: no such input: {', '.join(unknown)}; there are {', '.join(INPUTS)}", field="reward"
-            )
-
-    def needs(self, name: str) -> bool:
-        """Whether the function has a parameter of this name, without a default."""
-        return name in self._needs
-
-    def takes(self, name: str) -> bool:
-        """Whether it is given this input where there is one."""
-        return self._takes_all or name in self._names
-
-    def check_inputs(self, known: Collection[str], of_what: str) -> None:
-        """Raises: ConfigError: it needs what there is not."""
-        if missing := [name for name in self._needs if name not in known]:
-            raise ConfigError(
-                f"reward: {self.where} asks for {', '.join(missing)}; {of_what} there are {', '.join(known)}",
-                field="reward",
-            )
-
-    def digest(self) -> str:
-        """Of its file and its name: 8 hexadecimal digits."""
-        file, _, name = self.where.rpartition(":")
-        code = Path(file).expanduser().read_bytes()
-        return blake2b(code + b"\0" + name.encode(), digest_size=4).hexdigest()
+        super().__init__(where, timeout_s, "reward", INPUTS)
 
     async def __call__(self, scored: TrialToScore) -> CommandOutcome:
         """Raises: RewardError, also for what the function raised."""
-        inputs = scored.inputs()
-        chosen = inputs if self._takes_all else {name: inputs[name] for name in self._names if name in inputs}
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await _in_thread(lambda: self._answer(chosen), f"reward of {scored.trial_id}")
-        except TimeoutError:
-            raise RewardError(f"{self.where}: no answer in {self._timeout_s:g} s") from None
-        except Exception as error:  # the user's own code: whatever it raises is this trial's outcome
-            raise RewardError(f"{self.where} raised {type(error).__name__}: {error}") from error
-        try:
-            return _verdict(answer, self.where)
-        except RewardError:
-            raise
-        except Exception as error:  # what it returned may be of the user's own code as well
-            raise RewardError(f"{self.where}: its answer raised {type(error).__name__}: {error}") from error
-
-    def _answer(self, inputs: dict[str, Any]) -> Any:
-        answer = self._function(**inputs)
-        return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+        return read_answer(await self._said(scored.inputs(), scored.trial_id), self.where)
 
 
 def read_reward(workdir: Path) -> CommandOutcome | None:
@@ -222,6 +112,16 @@ def read_reward(workdir: Path) -> CommandOutcome | None:
         return _verdict(float(text), REWARD_TEXT)
     except ValueError:
         raise RewardError(f"{REWARD_TEXT}: got {_shown(text)}, must be one number") from None
+
+
+def read_answer(answer: Any, where: str) -> CommandOutcome:
+    """What a function said of a trial. Raises: RewardError."""
+    try:
+        return _verdict(answer, where)
+    except RewardError:
+        raise
+    except Exception as error:  # what it returned may be of the user's own code as well
+        raise RewardError(f"{where}: its answer raised {type(error).__name__}: {error}") from error
 
 
 def check_metrics(metrics: Mapping[str, float], where: str) -> None:
@@ -303,34 +203,3 @@ def _named(answer: Mapping[Any, Any]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
-
-
-async def _awaited(answer: Any) -> Any:
-    return await answer
-
-
-async def _in_thread(work: Callable[[], Any], name: str) -> Any:
-    """A daemon thread of its own: an executor's threads are waited for at exit, and one that hangs takes another's place."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(answer: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(answer)
-        else:
-            its_own = isinstance(error, Exception) and not isinstance(error, StopIteration)  # a future takes none
-            future.set_exception(error if its_own else RuntimeError(repr(error)))
-
-    def run() -> None:
-        answer, failure = None, None
-        try:
-            answer = work()
-        except BaseException as error:  # SystemExit in a reward function ends no more than its trial
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, answer, failure)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await future

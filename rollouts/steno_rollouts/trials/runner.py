@@ -19,11 +19,11 @@ from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
 from steno_rollouts.calls.posts import to_its_end
-from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult, deleted, recorded_result
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError, TrialResult, deleted, recorded_result
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import CannotStart, Exit
 from steno_rollouts.trials.play import SETTLE_S, Assignment, Player, RunnerOptions
-from steno_rollouts.trials.reward import RewardError, check_metrics
+from steno_rollouts.trials.reward import check_metrics
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from steno.contracts.errors import ConfigError, Unreachable
 from steno.contracts.rest import Trial
-from steno_rollouts.outcome import CommandOutcome, EndReason
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import VARIABLES, environment
@@ -48,7 +48,7 @@ from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.containers.sandbox import TEST_SCRIPT, Sandbox
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.local import GRACE_S
-from steno_rollouts.trials.reward import RewardError, read_reward
+from steno_rollouts.trials.reward import read_reward
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from steno.contracts.records import MAX_REWARD
-from steno_rollouts.outcome import CommandOutcome, EndReason
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError
 from steno_rollouts.trials.executor import Exit
-from steno_rollouts.trials.reward import RewardError
 
 Kind = Literal["timeout", "agent", "start", "verifier", "lost"]
 FAILED = 1

@@ -17,11 +17,10 @@ from typing import Any
 
 from steno.contracts.rest import Trial
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.outcome import CommandOutcome
+from steno_rollouts.outcome import CommandOutcome, RewardError
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
-from steno_rollouts.trials.reward import RewardError
 from steno_rollouts.trials.verifiers.outcome import exit_of, problem_of, worth
 from steno_rollouts.trials.verifiers.plan import VerifiersPlan
 from steno_rollouts.trials.verifiers.serving import Environments

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from steno.contracts.records import MAX_REWARD
-from steno_rollouts.outcome import CommandOutcome, EndReason
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError
 from steno_rollouts.trials.executor import Exit
-from steno_rollouts.trials.reward import RewardError
 
 FAILED = 1
 """Exit code of an episode that failed after its first call to the model."""

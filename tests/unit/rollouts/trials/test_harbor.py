@@ -17,7 +17,7 @@ from steno.contracts.errors import Forbidden, Gone, StenoError, StoreUnavailable
 from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.outcome import EndReason, TrialResult
+from steno_rollouts.outcome import EndReason, RewardError, TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Exit
 from steno_rollouts.trials.harbor import task_steps
@@ -28,7 +28,6 @@ from steno_rollouts.trials.harbor.plan import HarborPlan
 from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
 from steno_rollouts.trials.harbor.task_steps import NotTold, TaskSteps
 from steno_rollouts.trials.play import Assignment, ExecutorPlayer, RunnerOptions
-from steno_rollouts.trials.reward import RewardError
 from steno_rollouts.trials.runner import TrialRunner
 
 RAN = {"started_at": "2026-11-23T12:00:00Z"}

@@ -12,12 +12,11 @@ import pytest
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.rest import Completion
-from steno_rollouts.outcome import CommandOutcome, EndReason
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.reward import (
     MAX_METRICS_BYTES,
     FinishedTrial,
-    RewardError,
     RewardFunction,
     read_reward,
 )

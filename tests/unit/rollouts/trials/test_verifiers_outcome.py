@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from steno_rollouts.outcome import CommandOutcome, EndReason
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError
 from steno_rollouts.trials.executor import Exit
-from steno_rollouts.trials.reward import RewardError
 from steno_rollouts.trials.verifiers.outcome import exit_of, problem_of, worth
 
 NAN = float("nan")

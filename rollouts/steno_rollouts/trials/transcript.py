@@ -1,0 +1,54 @@
+"""What was said in a trial, as the functions that score it are given it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import Gone, NotFound, StenoError
+from steno.contracts.records import Session, Turn
+from steno_rollouts.calls.patience import AWAY
+from steno_rollouts.outcome import RewardError
+
+
+class Transcript(Protocol):
+    """What was said in a trial, as a reward function may ask for it."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def turns(self) -> list[Turn]:
+        """In commit order: each with the messages that were new in it (`messages`) and what the policy replied (`reply`)."""
+        ...
+
+    @property
+    def last_reply(self) -> str:
+        """Text of the last answer; "" where there was none."""
+        ...
+
+
+@dataclass(frozen=True)
+class RecordedTranscript:
+    """As the proxy had it on record."""
+
+    session: Session
+    turns: list[Turn]
+
+    @property
+    def last_reply(self) -> str:
+        return str(self.turns[-1].reply.get("content") or "") if self.turns else ""
+
+
+async def read_transcript(client: AsyncSteno, trial_id: str) -> Transcript:
+    """As patient as the client is: the time that a reward function has does not run meanwhile.
+
+    Raises: RewardError: it can't be read; Gone, NotFound: it was deleted; Unreachable, StoreUnavailable, TooManyRequests: the
+        proxy or its store is away.
+    """
+    try:
+        return RecordedTranscript(await client.session(trial_id), [turn async for turn in client.turns(trial_id)])
+    except (Gone, NotFound, *AWAY):
+        raise
+    except StenoError as error:
+        raise RewardError(f"transcript of {trial_id}: {error.message}") from error
