@@ -165,6 +165,10 @@ class Session(BaseModel):
     status: SessionStatus = "open"
     end_reason: str | None = None
     reward: float | None = Field(None, description="None until posted; 0.0 is a measured zero")
+    awaits_reward: bool = Field(
+        False,
+        description="it has ended, and its group waits for its reward, or for word that it gets none, until its deadline",
+    )
     metrics: dict[str, float] = Field(default_factory=dict)
     marks: list[str] = Field(default_factory=list, description="text_only, synthetic: never leased")
     metadata: dict[str, Any] = Field(default_factory=dict)

@@ -6,9 +6,9 @@ The records themselves are in `records.py`. Every list is a page: `items` and wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from steno.contracts.errors import ArchiveUnreadable
 from steno.contracts.json_limits import JsonObject, storable
@@ -108,7 +108,8 @@ class RunKey(BaseModel):
 
 
 class Completion(BaseModel):
-    """`POST /sessions/{trial_id}/complete`. The same body again changes nothing; another reward or status is 409."""
+    """`POST /sessions/{trial_id}/complete`. The same body again changes nothing; another reward or status is 409, unless the
+    session awaits its reward (`final`): then metrics are added to those that it has, and it may be given up (`aborted`)."""
 
     model_config = ConfigDict(extra="forbid")
     reward: float | None = Field(
@@ -119,12 +120,22 @@ class Completion(BaseModel):
         "completed", max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$", description="one line; it is logged"
     )
     metrics: Annotated[dict[str, FiniteFloat], AfterValidator(storable)] = Field(default_factory=dict)
+    final: bool = Field(
+        True,
+        description="false: the trial has ended, and its reward comes later, by the same call: its group waits for that",
+    )
     claim: int | None = Field(
         None,
         ge=0,
         le=999_999_999,
         description="epoch of the claim under which its launcher ends it; another one is 409",
     )
+
+    @model_validator(mode="after")
+    def _waits_for_nothing_said(self) -> Self:
+        if not self.final and (self.reward is not None or self.status != "completed"):
+            raise ValueError("final: got false, must be true with a reward, and where status is 'aborted'")
+        return self
 
 
 class TaskStep(BaseModel):

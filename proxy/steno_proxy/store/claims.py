@@ -26,17 +26,23 @@ class Claimed(NamedTuple):
 
 
 def claimed(
-    before: TrialClaim, launcher: str, ttl_s: float, now: float, *, is_open: bool, gone: Collection[str] = ()
-) -> Claimed:
+    before: TrialClaim, launcher: str, ttl_s: float, now: float, *, is_open: bool, awaits_reward: bool = False,
+    gone: Collection[str] = (),
+) -> Claimed:  # fmt: skip
     """Granted if nobody has the trial, the same launcher has it, or whoever had it did not renew in time, or is gone. A launcher
-    that names itself as gone takes over from itself: nobody knows whether what it ran in the trial still does."""
-    if not is_open:
+    that names itself as gone takes over from itself: nobody knows whether what it ran in the trial still does.
+
+    One that has ended and awaits its reward may be claimed too, by whoever scores it: nothing of it runs, so that its key stays.
+    """
+    if not is_open and not awaits_reward:
         return Claimed(before, granted=False, taken_over=False)
     if before.epoch and before.launcher == launcher and launcher not in gone:
         return Claimed(before._replace(expires_at=now + ttl_s), granted=True, taken_over=False)
     if before.epoch and before.expires_at > now and before.launcher not in gone:
         return Claimed(before, granted=False, taken_over=False)
-    return Claimed(TrialClaim(before.epoch + 1, launcher, now + ttl_s), granted=True, taken_over=before.epoch > 0)
+    return Claimed(
+        TrialClaim(before.epoch + 1, launcher, now + ttl_s), granted=True, taken_over=is_open and before.epoch > 0
+    )
 
 
 def check_claim(trial_id: str, before: TrialClaim, epoch: int | None) -> None:

@@ -173,8 +173,9 @@ class SessionStore(Protocol):
 
         claim: epoch of the claim under which its launcher ends it; Conflict where another one has it by now.
 
-        `settle` is to follow. final False: a limit of the trial's own ended it. Its harness may post a reward yet, or give it up,
-        and the trial's group waits for that until its deadline.
+        `settle` is to follow. final False: a limit of the trial's own ended it, or it is scored later. Its harness may post a
+        reward yet, with more metrics, or give it up, and the trial's group waits for that until its deadline. Whoever scores it
+        may claim it anew.
         """
         ...
 

@@ -35,8 +35,9 @@ class Claim(BaseModel):
     """What became of a claim.
 
     epoch: of the claim that holds, this one or another's; one more at each take-over; 0: there is none.
-    granted: the trial is the asking launcher's to run. Not granted: another one has it (`launcher`, for `left_s` seconds unless
-        it renews), or the trial has ended; one that was deleted has the status `deleted`.
+    granted: the trial is the asking launcher's to run; or to score, where it has ended and awaits its reward. Not granted:
+        another one has it (`launcher`, for `left_s` seconds unless it renews), or the trial has ended; one that was deleted has
+        the status `deleted`.
     past_deadline: its group is to be trained, and its deadline has passed: what the trial brings from now on is `late`, and
         nobody trains it.
     trial: as on record, with the key that is good now.

@@ -14,9 +14,9 @@ from tests.support.records.groups import speak
 from tests.support.records.recordings import session
 
 
-async def complete(store: SessionStore, reward: float | None, claim: int | None) -> Session:
+async def complete(store: SessionStore, reward: float | None, claim: int | None, *, final: bool = True) -> Session:
     ended = {"status": "completed", "end_reason": "harness", "metrics": {}, "now": 50.0}
-    return await store.complete("t", reward=reward, claim=claim, **ended)  # type: ignore[arg-type]
+    return await store.complete("t", reward=reward, claim=claim, final=final, **ended)  # type: ignore[arg-type]
 
 
 class ClaimContract:
@@ -79,6 +79,28 @@ class ClaimContract:
         await store.delete("t", now=100.0, tombstone_s=60.0)
         with pytest.raises(Gone):
             await store.claim("t", "two", 60.0, now=100.0)
+
+    async def test_a_trial_that_awaits_its_reward_is_for_whoever_scores_it(self, store: SessionStore) -> None:
+        await store.register(session("t"))
+        await store.claim("t", "one", 60.0, now=10.0)
+        await complete(store, None, claim=1, final=False)
+        found, taken = await store.claim("t", "two", 60.0, now=11.0)
+        assert taken == (TrialClaim(2, "two", 71.0), True, False), "whoever ran it lets go of it with its end"
+        assert found.awaits_reward and found.key_generation == 1, "nothing of it runs"
+        assert (await store.claim("t", "two", 60.0, now=12.0))[1] == (TrialClaim(2, "two", 72.0), True, False)
+        assert not (await store.claim("t", "one", 60.0, now=71.75))[1].granted
+        with pytest.raises(Conflict, match="got claim 1, the newest is 2"):
+            await complete(store, 1.0, claim=1)
+        scored = await complete(store, 0.5, claim=2)
+        assert (scored.reward, scored.awaits_reward) == (0.5, False)
+        assert not (await store.claim("t", "two", 60.0, now=13.0))[1].granted
+
+    async def test_whoever_runs_a_trial_that_its_limit_ended_keeps_it(self, store: SessionStore) -> None:
+        await store.register(session("t"))
+        await store.claim("t", "one", 60.0, now=10.0)
+        await complete(store, None, claim=None, final=False)
+        assert not (await store.claim("t", "two", 60.0, now=11.0))[1].granted
+        assert (await store.claim("t", "one", 60.0, now=12.0))[1].granted
 
     async def test_of_many_at_once_one_gets_it(self, store: SessionStore) -> None:
         await store.register(session("t"))

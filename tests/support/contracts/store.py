@@ -197,6 +197,28 @@ class StoreContract(ListContract, RecordingContract):
         late = await store.complete("late", status="completed", **(END | {"now": 60.0}))
         assert (late.reward, late.end_reason, late.ended_at) == (1.0, "limit:max_turns", 50.0)
 
+    async def test_a_trial_may_await_its_reward_and_gets_more_metrics_with_it(self, store: SessionStore) -> None:
+        await store.register(session("t"))
+        awaits = END | {"reward": None, "metrics": {"own": 0.25, "both": 1.0}}
+        for _ in range(2):
+            ended = await store.complete("t", status="completed", final=False, **awaits)
+            assert ended.awaits_reward and ended.ended_at == 50.0 and ended.metrics == awaits["metrics"]
+        scored = END | {"metrics": {"both": 2.0, "rank": 1.5}, "now": 60.0}
+        for _ in range(2):
+            found = await store.complete("t", status="completed", **scored)
+            assert not found.awaits_reward and (found.reward, found.ended_at) == (1.0, 50.0)
+            assert found.metrics == {"own": 0.25, "both": 2.0, "rank": 1.5}
+        assert found == await store.session("t")
+
+    async def test_a_trial_that_awaits_its_reward_may_get_none_or_be_given_up(self, store: SessionStore) -> None:
+        for trial_id, status in (("none", "completed"), ("up", "aborted")):
+            await store.register(session(trial_id))
+            await store.complete(trial_id, status="completed", final=False, **(END | {"reward": None}))
+            left = await store.complete(trial_id, status=status, **(END | {"reward": None, "metrics": {"m": 1.0}}))
+            assert (left.status, left.awaits_reward, left.metrics) == (status, False, {"resolved": 1.0, "m": 1.0})
+            with pytest.raises(Conflict):
+                await store.complete(trial_id, status="aborted" if status == "completed" else "completed", **END)
+
     async def test_a_frozen_session_keeps_partial_turns_and_refuses_others(self, store: SessionStore) -> None:
         await record(store, "frozen", 1)
         await store.complete("frozen", status="aborted", **END)

@@ -256,6 +256,7 @@ async def complete_session(request: Request, trial_id: TrialId, outcome: Complet
         end_reason=outcome.end_reason,
         metrics=outcome.metrics,
         now=time.time(),
+        final=outcome.final,
         claim=outcome.claim,
     )
     running = found.recorder.abort(trial_id, Gone(f"the session has ended ({outcome.end_reason})"))

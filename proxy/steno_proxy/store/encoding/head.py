@@ -22,9 +22,9 @@ _JSON_FIELDS = ("metrics", "marks")
 class Head(msgspec.Struct, kw_only=True):
     """What changes of a session. Times are Unix seconds; counts as in `Counts`.
 
-    final: 1 once a harness has ended it, and not only a limit of its own. sealed: see `settlement.py`. owed: 1 while a
-    tombstone has still to be accounted for. rotations: of the trial's key. task_step: of turns that begin now. claim: epoch of
-    the newest launcher's, claim_by, and when it runs out.
+    final: 1 once nothing may come that changes its outcome: a reward, say, after a limit of its own has ended it. sealed: see
+    `settlement.py`. owed: 1 while a tombstone has still to be accounted for. rotations: of the trial's key. task_step: of turns
+    that begin now. claim: epoch of the newest launcher's, claim_by, and when it runs out.
     """
 
     status: str = "open"
@@ -50,6 +50,11 @@ class Head(msgspec.Struct, kw_only=True):
     claim: int = 0
     claim_by: str | None = None
     claim_until: float | None = None
+
+    @property
+    def awaits_reward(self) -> bool:
+        """It has ended by a limit of its own, or is yet to be scored: it may get its reward, or be given up."""
+        return self.status == "completed" and self.reward is None and not self.final
 
     @property
     def claimed(self) -> TrialClaim:
@@ -96,9 +101,9 @@ def session_of(trial_id: str, head: Head, doc: bytes) -> Session:
         raise ValueError(f"the recording of trial {trial_id} is of another format than {FORMAT}")
     return read(Session, dict(
         trial_id=trial_id, group_id=head.group, status=head.status, end_reason=head.end_reason, reward=head.reward,
-        metrics=dict(head.metrics), marks=list(head.marks), created_at=head.created, updated_at=head.updated,
-        first_turn_at=head.first_turn, ended_at=head.ended, key_generation=head.rotations + 1,
-        task_step=head.task_step, **kept,
+        awaits_reward=head.awaits_reward, metrics=dict(head.metrics), marks=list(head.marks), created_at=head.created,
+        updated_at=head.updated, first_turn_at=head.first_turn, ended_at=head.ended,
+        key_generation=head.rotations + 1, task_step=head.task_step, **kept,
         counts=Counts(
             turns=head.turns, prompt_tokens=head.prompt, completion_tokens=head.completion,
             constrained_tokens=head.constrained, forks=head.forks,

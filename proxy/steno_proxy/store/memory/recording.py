@@ -128,7 +128,15 @@ class MemoryRecording:
 
     def claim(self, launcher: str, ttl_s: float, now: float, gone: Collection[str]) -> Claimed:
         head = self.head
-        found = claimed(head.claimed, launcher, ttl_s, now, is_open=head.status == "open", gone=gone)
+        found = claimed(
+            head.claimed,
+            launcher,
+            ttl_s,
+            now,
+            is_open=head.status == "open",
+            awaits_reward=head.awaits_reward,
+            gone=gone,
+        )
         if found.granted:
             head.claim, head.claim_by, head.claim_until = found.claim
             head.rotations += found.taken_over

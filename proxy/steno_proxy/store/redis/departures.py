@@ -19,7 +19,7 @@ from steno_proxy.store.redis.recordings import MISSING, pairs, refuse
 from steno_proxy.store.redis.runs import RedisRuns
 from steno_proxy.store.redis.schema import group_key, side_keys, trial_keys
 from steno_proxy.store.runs.decisions import holds
-from steno_proxy.store.runs.settlement import BOOKED, accountable, awaited
+from steno_proxy.store.runs.settlement import BOOKED, accountable
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class RedisDepartures:
         booked: dict[str, list[tuple[str, bool]]] = {}  # by group, and whether each is past its retention
         for (trial_id, ended_at), found in zip(trials, fields, strict=True):
             head, past = _head(found), ended_at <= retained
-            if head is not None and awaited(head) and not past:
+            if head is not None and head.awaits_reward and not past:
                 held.add(trial_id)
             elif head is not None and head.group is not None and head.sealed == BOOKED and head.status != "deleted":
                 booked.setdefault(head.group, []).append((trial_id, past))

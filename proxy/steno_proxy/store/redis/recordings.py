@@ -231,7 +231,8 @@ class RedisRecordings:
         for _ in range(CLAIM_ATTEMPTS):
             fields, doc = await self._link.ask(("HGETALL", keys.session), ("GET", keys.doc))
             head = alive(trial_id, fields, doc)
-            found = claimed(head.claimed, launcher, ttl_s, now, is_open=head.status == "open", gone=gone)
+            is_open, waits = head.status == "open", head.awaits_reward
+            found = claimed(head.claimed, launcher, ttl_s, now, is_open=is_open, awaits_reward=waits, gone=gone)
             if not found.granted:
                 return session_of(trial_id, head, doc), found
             before = [fields.get(name, b"") for name in (b"claim", b"claim_by", b"claim_until")]

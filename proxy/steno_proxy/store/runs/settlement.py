@@ -30,9 +30,9 @@ Tokens = dict[str, int]
 class EndedTrial(msgspec.Struct, frozen=True):
     """A trial that has ended, as its group and its run are told of it.
 
-    life: tells trials apart that had one id after each other. final: nothing that may still come (a reward, after a limit of the
-    trial's own ended it) changes the outcome. booked: its run has counted its tokens already. borrowed: they were sampled in
-    another run's trial.
+    life: tells trials apart that had one id after each other. final: nothing that may still come (a reward, where the trial
+    awaits it) changes the outcome. booked: its run has counted its tokens already. borrowed: they were sampled in another
+    run's trial.
     """
 
     trial_id: str
@@ -72,11 +72,6 @@ def outcome(head: Head) -> tuple[str, bool]:
     if head.reward is None:
         return NotTrained.UNSCORED, bool(head.final)
     return TRAIN, True
-
-
-def awaited(head: Head) -> bool:
-    """Whether a session that its own limit ended may yet get its reward, or be given up."""
-    return head.status == "completed" and head.reward is None and not head.final
 
 
 def tokens_of(turns: Iterable[bytes], *, text_only: bool = False) -> Tokens:

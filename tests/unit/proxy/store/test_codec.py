@@ -163,6 +163,7 @@ def test_format_1_is_read_as_it_was_written() -> None:
     assert read_back(golden["stored"]) == (
         [LATER | turn for turn in golden["turns"]],
         {"key_generation": 1, "notes": None, "fork_of": None, "rescore_of": None, "task_step": None}
+        | {"awaits_reward": False}
         | golden["session"],
     )
     assert path_ids([bytes.fromhex(raw) for raw in golden["stored"]["ids"]]).hex() == golden["path_ids"]
