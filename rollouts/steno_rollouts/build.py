@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from steno.client.client import AsyncSteno
@@ -15,6 +15,7 @@ from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.calls.patience import PatientSteno
 from steno_rollouts.claims import Claims
 from steno_rollouts.config import RolloutSettings
+from steno_rollouts.group_scores import GroupScores
 from steno_rollouts.groups import GroupOptions, Observer
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.tasks.selection import TaskSelection
@@ -25,6 +26,7 @@ from steno_rollouts.trials.containers.engine import ContainerEngine
 from steno_rollouts.trials.containers.executor import ContainerExecutor
 from steno_rollouts.trials.containers.sandbox import Sandbox, sandboxes
 from steno_rollouts.trials.executor import Executor
+from steno_rollouts.trials.group_reward import GroupRewardFunction
 from steno_rollouts.trials.harbor.executor import HarborExecutor
 from steno_rollouts.trials.harbor.plan import HarborPlan, harbor_plan
 from steno_rollouts.trials.local import LocalExecutor
@@ -60,7 +62,8 @@ def confinement(settings: RolloutSettings, environment: Mapping[str, str]) -> tu
     given = [*settings.private, *settings.secret_files.values()]
     if settings.file is not None:
         given.append(settings.file)
-    given += reward_file(settings.reward, settings.command)
+    for function in (settings.reward, settings.group_reward):
+        given += reward_file(function, settings.command)
     source = task_source(settings.tasks, settings.command)
     try:
         return Confinement.of(hidden_paths(environment, given), settings.work_dir, source), warnings
@@ -95,10 +98,18 @@ class Prepared:
     harbor: HarborPlan | None = None
     verifiers: VerifiersPlan | None = None
     ray: RayCluster | None = None
+    group_reward: GroupRewardFunction | None = None
 
     @classmethod
     def of(cls, settings: RolloutSettings, run_id: str, *, needs_command: bool = True) -> Prepared:
-        """Raises: ConfigError: tasks, command or reward function are not what they should be."""
+        """Raises: ConfigError: tasks, command or reward functions are not what they should be."""
+        found = cls._of(settings, run_id, needs_command)
+        if settings.group_reward is None:
+            return found
+        return replace(found, group_reward=GroupRewardFunction(settings.group_reward, settings.reward_timeout_s))
+
+    @classmethod
+    def _of(cls, settings: RolloutSettings, run_id: str, needs_command: bool) -> Prepared:
         selection = TaskSelection.of(settings.filter, settings.limit, settings.shuffle_seed)
         ray = RayCluster(settings) if settings.executor == "ray" else None
         if settings.harbor is not None:
@@ -168,6 +179,7 @@ class Prepared:
             timeout_s=settings.timeout_s,
             timeout_reward=settings.timeout_reward,
             retries=settings.retries,
+            scored_together=settings.group_reward is not None,
             keep=settings.keeps,
         )
 
@@ -220,7 +232,8 @@ class Prepared:
             fork_of=settings.forked_from,
         )
         admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
+        claims = claims or Claims(client)
         return Rollouts(
-            client, runner, groups, admission=admission, in_hand=in_hand, observers=observers, claims=claims or Claims(client),
-            patient=isinstance(client, PatientSteno),
+            client, runner, groups, admission=admission, in_hand=in_hand, observers=observers, claims=claims,
+            scores=GroupScores(client, self.group_reward, claims), patient=isinstance(client, PatientSteno),
         )  # fmt: skip

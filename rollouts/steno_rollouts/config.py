@@ -228,11 +228,15 @@ class RolloutSettings(Settings):
     reward: str | None = Field(
         None, description="FILE.py:function that scores a trial; unset: reward.json or reward.txt in its working folder"
     )
+    group_reward: str | None = Field(
+        None,
+        description="FILE.py:function that scores a group's trials together, once all have ended; it is told their own rewards",
+    )
     timeout_reward: float | None = Field(
         None, ge=-1e6, le=1e6,
         description="reward of a trial that reaches its time limit and has no other reward; unset: it is not trained",
     )  # fmt: skip
-    reward_timeout_s: float = Field(300.0, gt=0, description="time limit of the reward function, in seconds")
+    reward_timeout_s: float = Field(300.0, gt=0, description="time limit of a reward function, in seconds")
     results: Path | None = Field(None, description="file to which each ended trial is appended as a line of JSON")
 
     # -- what the proxy does with it
@@ -336,6 +340,8 @@ class RolloutSettings(Settings):
                 raise ValueError(f"{name}: can't be given with {engine}, which brings its own")
         if self.verifiers:
             for name in sorted(_NOT_OF_VERIFIERS & self.model_fields_set):
+                if name == "reward_timeout_s" and self.group_reward:
+                    continue
                 if (name, getattr(self, name)) != ("confine", "off"):
                     raise ValueError(
                         f"{name}: can't be given with verifiers: what its agents run in is chosen by --verifiers-options"

@@ -21,11 +21,13 @@ from types import MappingProxyType
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, StenoError, StoreFull
+from steno.contracts.records import Session
 from steno.contracts.rest import GroupTrials, Trial
 from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.calls.posts import Stop, posted, to_its_end
 from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
+from steno_rollouts.group_scores import GroupScores
 from steno_rollouts.groups import GroupOptions, Observer, Planned
 from steno_rollouts.outcome import EndReason, TrialResult
 from steno_rollouts.tasks.task import group_id
@@ -61,11 +63,13 @@ class Rollouts:
         in_hand: InHand | None = None,
         observers: Sequence[Observer] = (),
         claims: Claims | None = None,
+        scores: GroupScores | None = None,
         patient: bool = False,
     ) -> None:
         """
         Args:
             claims: None: nobody else works on this run.
+            scores: of groups whose trials are scored together; None: each trial has its own reward.
             in_hand: groups of the run that are not acknowledged yet, for `admission`; default: as the proxy counts them.
             patient: new groups wait for room in a full store, and observers are told why; else that ends the rollouts.
         """
@@ -81,6 +85,7 @@ class Rollouts:
         self._first = FirstTurns(options.stop_after_failures)
         self._running: dict[str, int] = {}
         self._claims = claims
+        self._scores = scores or GroupScores(client, None, claims)
         self._patient = patient
         self._others: dict[str, Assignment] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -168,6 +173,8 @@ class Rollouts:
                     for observer in self._observers:
                         observer.group_started(group)
                     found = await self._open(group, plan, results)
+                    if not found:
+                        running.create_task(self._scores.score(identity, self._running))
                     break
             await self._held_back(looks, full, running, results)
             if self._first.stopped is not None:
@@ -219,7 +226,7 @@ class Rollouts:
         if self._claims is not None:
             taken = await self._claims.take(waiting.trial.session.group_id or "", waiting.trial)
             assignment, late = replace(waiting, trial=taken.trial, claim=taken.epoch), taken.past_deadline
-            if not taken.mine and taken.trial.session.status == "open":
+            if not taken.mine and self._has_no_end(taken.trial.session):
                 self._others[trial_id] = assignment
                 self._waiting.pop(trial_id, None)
                 return None
@@ -228,7 +235,7 @@ class Rollouts:
             self._waiting[trial_id] = assignment
             return assignment
         self._waiting.pop(trial_id, None)
-        if session.status != "open":
+        if not self._has_no_end(session):
             self._ended(assignment.recorded(), results)
             return None
         try:
@@ -237,6 +244,10 @@ class Rollouts:
         except ClaimLost:
             self._others[trial_id] = assignment
         return None
+
+    def _has_no_end(self, session: Session) -> bool:
+        """It runs; or a limit of its own has ended it, and whoever ran it has not said what it was worth."""
+        return session.status == "open" or (session.awaits_reward and not self._scores.together)
 
     async def _anew(self, assignment: Assignment) -> Assignment:
         """With another key, of which what may still run of a lost attempt knows nothing. Raises: ClaimLost."""
@@ -248,8 +259,9 @@ class Rollouts:
         return replace(assignment, trial=taken.trial, claim=taken.epoch)
 
     async def _until_others_ended(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
-        """Until no trial of other launchers is waited for. A trial of ours that is lost may become one of theirs."""
-        while self._first.stopped is None and (self._others or self._tasks):
+        """Until no trial of other launchers is waited for, and every group is scored. A trial of ours that is lost may become one
+        of theirs."""
+        while self._first.stopped is None and (self._others or self._tasks or self._scores.held):
             await self._look_at_others(running, results)
             if not self._tasks:  # none of ours tells whose fault it was, and another launcher may wait for these
                 await self._give_up_failed(self._first.let_go(), results)
@@ -257,11 +269,13 @@ class Rollouts:
                 self._turn_to_others.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._turn_to_others.wait(), OTHERS_S)
-            elif self._others:
+            elif self._others or self._scores.held:
                 await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
 
     async def _look_at_others(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
-        """Trials of other launchers: those that have ended are told of, those of one that has gone are run."""
+        """Trials of other launchers: those that have ended are told of, those of one that has gone are run. And groups that have
+        ended as a whole, which are scored."""
+        self._scores.look(running, self._running)
         for trial_id in list(self._others):
             if trial_id in self._others and not self._slots.locked():
                 await self._begin(self._others.pop(trial_id), running, results)
@@ -272,6 +286,10 @@ class Rollouts:
             trial.cancel()
 
     async def _one(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
+        await self._played(assignment, results, begun)
+        await self._scores.score(assignment.trial.session.group_id or "", self._running)
+
+    async def _played(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
         trial_id = assignment.trial_id
         del self._waiting[trial_id]
         for observer in self._observers:
@@ -341,10 +359,11 @@ class Rollouts:
 
     async def _open(self, group: GroupTrials, plan: Planned, results: list[TrialResult]) -> list[Assignment]:
         """The trials that have not ended."""
+        self._scores.started(plan, group)
         found = []
         for trial in group.trials:
             assignment = Assignment(trial, plan.task, plan.round, group.harness_key)
-            if trial.session.status != "open":
+            if not self._has_no_end(trial.session):
                 self._ended(assignment.recorded(), results)
             else:
                 found.append(assignment)
@@ -378,6 +397,7 @@ class Rollouts:
                 await self._open(asked.result(), plan, results)
         self._unanswered.clear()
         await self._abandon_waiting(results)
+        await self._scores.give_up()
 
     async def _abandon_waiting(self, results: list[TrialResult]) -> None:
         for trial_id, assignment in list(self._waiting.items()):
@@ -387,6 +407,8 @@ class Rollouts:
     def _ended(self, result: TrialResult, results: list[TrialResult]) -> None:
         if self._claims is not None:
             self._claims.over(result.trial_id)
+        if self._scores.holds(result, lambda scored: self._ended(scored, results)):
+            return
         results.append(result)
         for observer in self._observers:
             observer.trial_ended(result)

@@ -9,6 +9,9 @@ from typing import Any
 from steno.contracts.errors import StenoError
 from steno.contracts.records import Counts, Session, SessionStatus
 
+OWN_REWARD = "own_reward"
+"""The metric of a trial that is scored together with its group: what its own reward function, file or verifier said."""
+
 
 class RewardError(StenoError):
     """A reward that can't be read or computed; the trial is unscored. Never leaves these rollouts."""
@@ -61,6 +64,7 @@ class TrialResult:
     end_reason: the session's: an `EndReason`, or the proxy's own (`limit:max_turns`). reward: None: unscored. wall_s: from the
     first attempt's start to the last one's end. folder: where its working folder and output were kept; None: removed.
     earlier: it had ended before these rollouts began. image: digest of the image that its sandbox ran, of Docker and Podman.
+    awaits_reward: it is scored together with its group, and is no line yet.
     """
 
     run_id: str
@@ -81,6 +85,7 @@ class TrialResult:
     folder: str | None = None
     earlier: bool = False
     image: str | None = None
+    awaits_reward: bool = False
 
     @property
     def failed(self) -> bool:
@@ -94,7 +99,9 @@ class TrialResult:
         return self.failed and self.turns == 0 and self.end_reason in early
 
     def row(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        del found["awaits_reward"]
+        return found
 
 
 def deleted(session: Session) -> Session:
@@ -117,4 +124,5 @@ def recorded_result(session: Session, *, task_id: str, round_name: str, earlier:
         turns=session.counts.turns,
         completion_tokens=session.counts.completion_tokens,
         earlier=earlier,
+        awaits_reward=session.awaits_reward,
     )

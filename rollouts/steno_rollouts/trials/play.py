@@ -46,13 +46,14 @@ class Assignment:
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """As in `RolloutSettings`."""
+    """As in `RolloutSettings`. scored_together: trials get their rewards once their group has ended (`group_scores.py`)."""
 
     command: tuple[str, ...]
     work_dir: Path
     timeout_s: float | None = None
     timeout_reward: float | None = None
     retries: int = 1
+    scored_together: bool = False
     keep: Literal["failed", "all", "none"] = "failed"
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 

@@ -103,7 +103,7 @@ def read_reward(workdir: Path) -> CommandOutcome | None:
         except (ValueError, RecursionError) as error:
             raise RewardError(f"{REWARD_JSON}: not valid JSON: {error}") from None
         if not isinstance(answer, Mapping):
-            raise RewardError(f"{REWARD_JSON}: got {_shown(answer)}, must be an object with `reward`")
+            raise RewardError(f"{REWARD_JSON}: got {shown(answer)}, must be an object with `reward`")
         return _verdict(answer, REWARD_JSON)
     text = _read(workdir / REWARD_TEXT)
     if text is None:
@@ -111,7 +111,7 @@ def read_reward(workdir: Path) -> CommandOutcome | None:
     try:
         return _verdict(float(text), REWARD_TEXT)
     except ValueError:
-        raise RewardError(f"{REWARD_TEXT}: got {_shown(text)}, must be one number") from None
+        raise RewardError(f"{REWARD_TEXT}: got {shown(text)}, must be one number") from None
 
 
 def read_answer(answer: Any, where: str) -> CommandOutcome:
@@ -131,7 +131,7 @@ def check_metrics(metrics: Mapping[str, float], where: str) -> None:
             storable(name)
         except ValueError as error:
             raise RewardError(
-                f"{where}: metrics: got the name {_shown(name)}, must be one that can be stored: {error}"
+                f"{where}: metrics: got the name {shown(name)}, must be one that can be stored: {error}"
             ) from None
     size = len(json.dumps(metrics))
     if size > MAX_METRICS_BYTES:
@@ -163,7 +163,7 @@ def _verdict(answer: Any, where: str) -> CommandOutcome:
     more = {str(key): value for key, value in answer.items() if key not in ("reward", "metrics")}
     given = answer.get("metrics") or {}
     if not isinstance(given, Mapping):
-        raise RewardError(f"{where}: metrics: got {_shown(given)}, must be an object of numbers")
+        raise RewardError(f"{where}: metrics: got {shown(given)}, must be an object of numbers")
     numbers = {key: value for key, value in more.items() if isinstance(value, bool | int | float)}
     metrics = {str(key): _number(value, where, f"metrics.{key}") for key, value in {**numbers, **given}.items()}
     check_metrics(metrics, where)
@@ -185,11 +185,12 @@ def _number(value: Any, where: str, name: str) -> float:
     except Exception:  # an integer that is too large; or whatever an object that a function returned raises
         number = math.nan
     if not math.isfinite(number):
-        raise RewardError(f"{where}: {name}: got {_shown(value)}, must be a finite number")
+        raise RewardError(f"{where}: {name}: got {shown(value)}, must be a finite number")
     return number
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """For an error; at most 80 characters."""
     try:
         return _cut(repr(value))
     except Exception:  # of an integer with too many digits, of lists too deep in one another, of the user's own class

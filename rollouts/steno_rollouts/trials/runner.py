@@ -19,7 +19,15 @@ from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
 from steno_rollouts.calls.posts import to_its_end
-from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError, TrialResult, deleted, recorded_result
+from steno_rollouts.outcome import (
+    OWN_REWARD,
+    CommandOutcome,
+    EndReason,
+    RewardError,
+    TrialResult,
+    deleted,
+    recorded_result,
+)
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import CannotStart, Exit
 from steno_rollouts.trials.play import SETTLE_S, Assignment, Player, RunnerOptions
@@ -148,10 +156,11 @@ class TrialRunner:
             image=ended.image,
             wall_s=round(wall_s, 3),
         )
-        keep = self._options.keep == "all" or (self._options.keep == "failed" and result.failed)
+        failed = result.failed and not result.awaits_reward
+        keep = self._options.keep == "all" or (self._options.keep == "failed" and failed)
         if await asyncio.to_thread(workdir.dispose, folder, keep):
             result = replace(result, folder=str(folder))
-        if result.failed:
+        if failed:
             log.info("trial %s ended: %s %s", result.trial_id, result.end_reason, verdict.detail)
         return result
 
@@ -161,22 +170,33 @@ class TrialRunner:
 
         Raises: ClaimLost."""
         trial_id = assignment.trial_id
-        outcome = Completion(
-            reward=verdict.reward,
-            status="completed" if verdict.reward is not None else verdict.reason.status,
-            end_reason=verdict.reason.value,
-            metrics={**verdict.metrics, "rollout/wall_s": wall_s},
-            # Not said where there is none: a proxy of an older release refuses what it does not know.
-            **({"claim": assignment.claim} if assignment.claim is not None else {}),
-        )
         try:
-            return await self._client.complete(trial_id, outcome)
+            return await self._client.complete(trial_id, await self._end(assignment, verdict, wall_s))
         except (Conflict, Gone, NotFound) as error:
             log.warning("trial %s: its end was not taken: %s", trial_id, error.message)
             session = await self._recorded(assignment, error)
             if session.status == "open":
                 raise ClaimLost(error.message) from None
             return session
+
+    async def _end(self, assignment: Assignment, verdict: CommandOutcome, wall_s: float) -> Completion:
+        metrics = {**verdict.metrics, "rollout/wall_s": wall_s}
+        # Not said where there is none: a proxy of an older release refuses what it does not know.
+        claim = {"claim": assignment.claim} if assignment.claim is not None else {}
+        if self._options.scored_together and await self._may_be_scored(assignment.trial_id, verdict.reason):
+            own = {OWN_REWARD: verdict.reward} if verdict.reward is not None else {}
+            reason = EndReason.COMPLETED if verdict.reason is EndReason.NO_REWARD else verdict.reason
+            return Completion(end_reason=reason.value, metrics=metrics | own, final=False, **claim)
+        status = "completed" if verdict.reward is not None else verdict.reason.status
+        return Completion(
+            reward=verdict.reward, status=status, end_reason=verdict.reason.value, metrics=metrics, **claim
+        )
+
+    async def _may_be_scored(self, trial_id: str, reason: EndReason) -> bool:
+        """As by a reward function: what ran to its end, and what failed or was ended at its time limit after its first turn."""
+        if reason in (EndReason.TIMEOUT, EndReason.EXIT_CODE):
+            return bool((await self._client.session(trial_id)).counts.turns)
+        return reason.status == "completed"
 
     async def _recorded(self, assignment: Assignment, error: StenoError) -> Session:
         try:

@@ -25,9 +25,8 @@ class UserFunction:
     def __init__(self, where: str, timeout_s: float, field: str, inputs: Sequence[str]) -> None:
         """Args: field: the setting that names it. inputs: names of what it may ask for.
         Raises: ConfigError: no such file or function, or a parameter that is none of `inputs`."""
-        self.where = where
+        self.where, self.field = where, field
         self._timeout_s = timeout_s
-        self._field = field
         self._function = load_function(where, field)
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -55,8 +54,8 @@ class UserFunction:
         """Raises: ConfigError: it needs what there is not."""
         if missing := [name for name in self._needs if name not in known]:
             raise ConfigError(
-                f"{self._field}: {self.where} asks for {', '.join(missing)}; {of_what} there are {', '.join(known)}",
-                field=self._field,
+                f"{self.field}: {self.where} asks for {', '.join(missing)}; {of_what} there are {', '.join(known)}",
+                field=self.field,
             )
 
     def digest(self) -> str:
@@ -70,7 +69,7 @@ class UserFunction:
         chosen = dict(inputs) if self._takes_all else {name: inputs[name] for name in self._names if name in inputs}
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await _in_thread(lambda: self._answer(chosen), f"{self._field} of {of_what}")
+                return await _in_thread(lambda: self._answer(chosen), f"{self.field} of {of_what}")
         except TimeoutError:
             raise RewardError(f"{self.where}: no answer in {self._timeout_s:g} s") from None
         except Exception as error:  # the user's own code: whatever it raises is this trial's outcome

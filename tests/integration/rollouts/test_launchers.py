@@ -79,6 +79,33 @@ def test_two_launchers_share_a_run_and_one_takes_over_what_the_other_leaves(
     assert {row["trial_id"] for row in rollout.rows()} == set(ran)
 
 
+def test_a_trial_that_its_limit_ended_while_its_launcher_was_killed_is_ended_by_the_next_start(
+    rollout: Rollout, sessions: Sessions
+) -> None:
+    """Nobody else posts its reward, and a group of trainable trials would wait for that, for ever without a deadline."""
+    run, hold = "killed-at-its-limit", rollout.folder / "hold"
+    hold.touch()
+    ask = "urllib.request.urlopen(asked, timeout=60).read()\n"
+    again = f"try: {ask}except urllib.error.HTTPError: (folder / 'refused').touch()\n"
+    (rollout.folder / "agent.py").write_text(AGENT.replace(ask, ask + again))
+    tasks = rollout.tasks({"id": "t", "data": str(rollout.folder)})
+    options = ("--run", run, "--group-size", "1", "--max-turns", "1", "--confine", "off")
+    command = [sys.executable, "-I", str(rollout.folder / "agent.py")]
+    with rollout.start(tasks, *options, command=command) as killed:
+        limit = time.monotonic() + 120
+        while not (rollout.folder / "refused").exists():
+            assert time.monotonic() < limit and killed.poll() is None
+            time.sleep(0.1)
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    [left] = sessions(run)
+    assert (left.status, left.end_reason, left.awaits_reward) == ("completed", "limit:max_turns", True)
+    rollout(tasks, *options, command=command, code=1)
+    [ended] = sessions(run)
+    assert (ended.status, ended.end_reason, ended.awaits_reward) == ("aborted", "limit:max_turns", False)
+    assert len((rollout.folder / "ran").read_text().split()) == 1
+
+
 async def test_a_launcher_that_no_longer_renews_is_taken_over_from_and_told_so(
     stack: Stack, tmp_path: Path, sessions: Sessions
 ) -> None:

@@ -23,12 +23,16 @@ from tests.support.programs.stack import running
 REWARD = """
 async def solved(task, transcript):
     return task["_answer"] in transcript.last_reply.lower()
+
+def ranked(trials):
+    return [{"reward": place + one.reward / 10, "solved": one.reward} for place, one in enumerate(trials)]
 """
 
 
 @pytest.mark.usefixtures("clean_environment")
 async def test_groups_go_to_the_trainer_and_their_places_to_the_next(tmp_path: Path) -> None:
-    """A bound of one group: the second is started when the trainer has acknowledged the first, and not before."""
+    """A bound of one group: the second is started when the trainer has acknowledged the first, and not before. None is leased
+    before its trials were scored together."""
     (tmp_path / "score.py").write_text(REWARD)
     lines = [{"id": f"w{n}", "seed": n, "_answer": make_world(n).code_word} for n in (1, 2)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -36,6 +40,7 @@ async def test_groups_go_to_the_trainer_and_their_places_to_the_next(tmp_path: P
         settings = RolloutSettings(
             tasks=tmp_path / "tasks.jsonl", command=TOY, reward=f"{tmp_path / 'score.py'}:solved", proxy=stack.url,
             group_size=2, in_flight=8, groups_per_step=1, max_staleness_steps=0, work_dir=tmp_path / "work", run="r",
+            group_reward=f"{tmp_path / 'score.py'}:ranked",
         )  # fmt: skip
         prepared = Prepared.of(settings, "r")
         async with prepared.client() as client, asyncio.timeout(300):
@@ -43,6 +48,9 @@ async def test_groups_go_to_the_trainer_and_their_places_to_the_next(tmp_path: P
             for number in range(2):
                 (lease,) = await leased(client)
                 assert [trial.status for trial in lease.trials] == ["completed"] * 2 and not lease.left_out
+                assert [trial.reward for trial in lease.trials] == [
+                    place + trial.metrics["own_reward"] / 10 for place, trial in enumerate(lease.trials)
+                ]
                 groups = (await client.run("r")).groups
                 assert (groups.acknowledged, groups.in_hand) == (number, 1)
                 assert not rolling.done() or number == 1
