@@ -22,6 +22,7 @@ from steno.contracts.records import Group, Session
 from steno.contracts.rest import Completion, GroupSpec
 from steno_rollouts.outcome import CommandOutcome, RewardError
 from steno_rollouts.tasks.task import Task, kept_on_record
+from steno_rollouts.trials.group_reward import GroupRewardFunction, TrialOfGroup
 from steno_rollouts.trials.reward import RECORDED_INPUTS, RecordedTrial, RewardFunction
 from steno_rollouts.trials.transcript import read_transcript
 
@@ -29,12 +30,12 @@ T = TypeVar("T")
 AT_ONCE = 8
 """Groups that are scored, or made, at a time."""
 MOST_FAILURES = 20
-"""Trials that can't be scored after which no more are tried: all are named."""
+"""Trials, or groups, that can't be scored after which no more are tried: all are named."""
 _LONGEST_STEM = 96
 
 
 class CannotScore(StenoError):
-    """Trials that the function could not score: it raised, took too long, or gave no finite number. Nothing was made."""
+    """Trials or groups that the function could not score: it raised, took too long, gave no finite number. Nothing was made."""
 
     code = "reward_error"
 
@@ -75,14 +76,15 @@ class RescoredGroup:
 class Rescoring:
     """One run into another.
 
-    into: the new run. function: `check_inputs` has passed. tasks: by name; of fields that are not on record. purpose: of groups
-    to score. to_score: trials of the groups that are looked at, of which `scored` were. made: groups.
+    into: the new run. function: of single trials, for which `check_inputs` has passed, or of whole groups. tasks: by name; of
+    fields that are not on record. purpose: of groups to score. to_score: trials of the groups that are looked at, of which
+    `scored` were. made: groups.
     """
 
     client: AsyncClient
     run_id: str
     into: str
-    function: RewardFunction
+    function: RewardFunction | GroupRewardFunction
     tasks: Mapping[str, Task] = field(default_factory=dict)
     purpose: str = "train"
     groups: list[RescoredGroup] = field(default_factory=list)
@@ -97,7 +99,8 @@ class Rescoring:
         failures: list[str] = []
         await _each(found, lambda pair: self._score(*pair, failures))
         if failures:
-            raise CannotScore(_named(failures), field="reward")
+            what = "groups" if isinstance(self.function, GroupRewardFunction) else "trials"
+            raise CannotScore(_named(failures, what), field=self.function.field)
         if not self.groups:
             raise ConfigError(f"--run: run {self.run_id} has no group to score: {self.without()}", field="run")
         self.groups.sort(key=lambda group: group.created_at)
@@ -159,7 +162,8 @@ class Rescoring:
             return
         known = {} if state is None else {s.trial_id: s for s in await self._sessions(name)}
         trials = []
-        for session in await self._sessions(group_id):
+        sessions = await self._sessions(group_id)
+        for session in sessions:
             if session.status == "open":
                 self.left_out["groups that still run"] += 1
                 return
@@ -168,9 +172,14 @@ class Rescoring:
             self.left_out["groups of which no trial was completed"] += 1
             return
         task, _, folder = self._task(record)
-        for trial in trials:
-            if trial.completed and not trial.earlier and len(failures) < MOST_FAILURES:
-                await self._ask(trial, task, folder, failures)
+        waiting = [trial for trial in trials if trial.completed and not trial.earlier]
+        if isinstance(self.function, GroupRewardFunction):
+            if waiting and len(failures) < MOST_FAILURES:
+                await self._ask_together(self.function, group_id, sessions, waiting, task, folder, failures)
+        else:
+            for trial in waiting:
+                if len(failures) < MOST_FAILURES:
+                    await self._ask(self.function, trial, task, folder, failures)
         made = state not in (None, "running")
         self.groups.append(RescoredGroup(group_id, record.created_at, name, trials, made))
 
@@ -178,16 +187,40 @@ class Rescoring:
         """All of a group's. Raises: ArchiveUnreadable: some can't be read now."""
         return [session async for session in self.client.sessions(group_id=group_id, limit=1000)]
 
-    async def _ask(self, trial: RescoredTrial, task: dict[str, Any], folder: Path | None, failures: list[str]) -> None:
+    async def _ask(
+        self,
+        function: RewardFunction,
+        trial: RescoredTrial,
+        task: dict[str, Any],
+        folder: Path | None,
+        failures: list[str],
+    ) -> None:
         try:
-            takes = self.function.takes("transcript")
+            takes = function.takes("transcript")
             transcript = await read_transcript(self.client, trial.trial_id) if takes else None
-            trial.outcome = await self.function(RecordedTrial(task, trial.trial_id, transcript, folder))
+            trial.outcome = await function(RecordedTrial(task, trial.trial_id, transcript, folder))
         except (RewardError, Gone, NotFound) as error:
             failures.append(f"{trial.trial_id}: {error.message}")
             return
         trial.after = trial.outcome.reward
         self.scored += 1
+
+    async def _ask_together(
+        self, function: GroupRewardFunction, group_id: str, sessions: Sequence[Session], waiting: Sequence[RescoredTrial],
+        task: dict[str, Any], folder: Path | None, failures: list[str],
+    ) -> None:  # fmt: skip
+        """About all trials of a group that were completed, also those that have their new rewards already."""
+        completed = [session for session in sessions if session.status == "completed"]
+        try:
+            trials = [await TrialOfGroup.read(self.client, session) for session in completed]
+            outcomes = await function(group_id, task, folder, trials)
+        except (RewardError, Gone, NotFound) as error:
+            failures.append(f"{group_id}: {error.message}")
+            return
+        for trial in waiting:
+            trial.outcome = outcomes[trial.trial_id]
+            trial.after = trial.outcome.reward
+            self.scored += 1
 
     def _task(self, record: Group) -> tuple[dict[str, Any], Mapping[str, Any], Path | None]:
         """A group's task as the function gets it, what of it is withheld, and its folder. Raises: ConfigError."""
@@ -195,8 +228,9 @@ class Rescoring:
         if not self.tasks:
             if not recorded and self.function.needs("task"):
                 raise ConfigError(
-                    f"reward: {self.function.where} asks for task; none is on record of group {record.group_id}: give --tasks",
-                    field="reward",
+                    f"{self.function.field}: {self.function.where} asks for task; none is on record of group "
+                    f"{record.group_id}: give --tasks",
+                    field=self.function.field,
                 )
             return {**recorded, **record.withheld}, record.withheld, None
         task = self.tasks.get(str(recorded.get("task_id")))
@@ -299,13 +333,15 @@ def summary(groups: Sequence[RescoredGroup]) -> RescoreSummary:
     )  # fmt: skip
 
 
-def check_inputs(function: RewardFunction, *, with_tasks: bool) -> None:
+def check_inputs(function: RewardFunction | GroupRewardFunction, *, with_tasks: bool) -> None:
     """Raises: ConfigError: the function asks for what is not on record."""
-    known = [*RECORDED_INPUTS, "task_folder"] if with_tasks else RECORDED_INPUTS
-    function.check_inputs(known, "of a recorded trial")
+    together = isinstance(function, GroupRewardFunction)
+    known = ["task", "group_id", "trials"] if together else RECORDED_INPUTS
+    of_what = "of a recorded group" if together else "of a recorded trial"
+    function.check_inputs([*known, "task_folder"] if with_tasks else known, of_what)
 
 
-def default_name(run_id: str, function: RewardFunction) -> str:
+def default_name(run_id: str, function: RewardFunction | GroupRewardFunction) -> str:
     """Of the new run: another one for another function."""
     return f"{run_id[:100]}-rescored-{function.digest()}"
 
@@ -319,9 +355,9 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-def _named(failures: Sequence[str]) -> str:
+def _named(failures: Sequence[str], what: str) -> str:
     more = f"; no more than {MOST_FAILURES} are tried" if len(failures) >= MOST_FAILURES else ""
-    return f"{len(failures)} trials can't be scored, so nothing was made{more}:\n" + "\n".join(sorted(failures))
+    return f"{len(failures)} {what} can't be scored, so nothing was made{more}:\n" + "\n".join(sorted(failures))
 
 
 async def _each(items: Sequence[T], work: Callable[[T], Awaitable[None]]) -> None:

@@ -20,6 +20,8 @@ from steno_cli.terminal.output import console
 if TYPE_CHECKING:
     from steno_rollouts.rescoring import Rescoring
     from steno_rollouts.tasks.task import Task
+    from steno_rollouts.trials.group_reward import GroupRewardFunction
+    from steno_rollouts.trials.reward import RewardFunction
 
 PROGRESS_S = 10.0
 """Between two lines of progress."""
@@ -27,7 +29,13 @@ PROGRESS_S = 10.0
 
 def rescore(
     run: Annotated[str, typer.Option(help="Run whose completed groups are scored anew.", metavar="RUN")],
-    reward: Annotated[str, typer.Option(help="FILE.py:function that scores a trial.", metavar="FILE.py:FUNCTION")],
+    reward: Annotated[
+        str | None, typer.Option(help="FILE.py:function that scores a trial.", metavar="FILE.py:FUNCTION")
+    ] = None,
+    group_reward: Annotated[
+        str | None,
+        typer.Option(help="FILE.py:function that scores a group's trials together.", metavar="FILE.py:FUNCTION"),
+    ] = None,
     into: Annotated[
         str | None,
         typer.Option(
@@ -55,13 +63,12 @@ def rescore(
     """Score a recorded run with another reward function, into a run of its own. Nothing is sampled.
 
     The new run has the recorded turns, for `steno train --run NEW --offline`; the old one stays as it is. The function may ask
-    for what is on record: task, trial_id, transcript (with --tasks also task_folder). Killed, the same command goes on. Exit code
-    1: trials could not be scored; they are named, and nothing was made.
+    for what is on record: task, trial_id, transcript (with --tasks also task_folder); of a group: task, group_id, trials. Killed,
+    the same command goes on. Exit code 1: trials could not be scored; they are named, and nothing was made.
     """
     from steno_rollouts.rescoring import Rescoring, check_inputs, default_name
-    from steno_rollouts.trials.reward import RewardFunction
 
-    function = RewardFunction(reward, reward_timeout_s)
+    function = _function(reward, group_reward, reward_timeout_s)
     check_inputs(function, with_tasks=tasks is not None)
     name = into or default_name(run, function)
     if name == run:
@@ -75,6 +82,18 @@ def rescore(
     if rescoring.left_out:
         out.print(f"left out: {rescoring.without()}", markup=False, soft_wrap=True)
     _show(rescoring)
+
+
+def _function(reward: str | None, group_reward: str | None, timeout_s: float) -> RewardFunction | GroupRewardFunction:
+    """Raises: ConfigError: not one of the two."""
+    from steno_rollouts.trials.group_reward import GroupRewardFunction
+    from steno_rollouts.trials.reward import RewardFunction
+
+    if reward is not None and group_reward is None:
+        return RewardFunction(reward, timeout_s)
+    if group_reward is not None and reward is None:
+        return GroupRewardFunction(group_reward, timeout_s)
+    raise ConfigError("--reward: give one function: --reward or --group-reward", field="reward")
 
 
 async def _rescore(rescoring: Rescoring, out: Console) -> None:

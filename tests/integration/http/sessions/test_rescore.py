@@ -47,6 +47,17 @@ def afterwards(transcript, workdir, stdout, exit_code):
 def may_do_without(transcript, workdir=None):
     return None if transcript.session.trial_id.endswith(".0") else 1.0
 
+def ranked(task, group_id, trials):
+    assert (group_id, task["_answer"]) == ("g", 3) and [one.reward for one in trials] == [0.0, 1.0, None]
+    assert all(len(one.transcript.turns) == 2 for one in trials)
+    return {one.trial_id: {"reward": 2.0 - place, "place": place} for place, one in enumerate(trials)}
+
+def one_too_few(trials):
+    return [0.0] * (len(trials) - 1)
+
+def with_folders(trials, task_folder):
+    return [0.0] * len(trials)
+
 def breaks(trial_id):
     if os.environ.get("STENO_TEST_MENDED"):
         return 1.0
@@ -81,8 +92,10 @@ async def recorded(proxy: Proxy, folder: Path) -> None:
         await proxy.steno.complete(trial_id, Completion(status="aborted", end_reason="timeout"))
 
 
-async def rescored(proxy: Proxy, folder: Path, function: str, *words: str, run: str = "r") -> Result:
-    command = ["rescore", "--run", run, "--reward", f"{folder / 'score.py'}:{function}", "--proxy", proxy.url]
+async def rescored(
+    proxy: Proxy, folder: Path, function: str, *words: str, run: str = "r", option: str = "--reward"
+) -> Result:
+    command = ["rescore", "--run", run, option, f"{folder / 'score.py'}:{function}", "--proxy", proxy.url]
     key = ["--key", proxy.key] if proxy.key is not None else []
     return await asyncio.to_thread(CliRunner().invoke, app, [*command, *key, *words])
 
@@ -143,6 +156,32 @@ async def test_a_reward_the_other_way_round_turns_the_trainers_advantages(proxy:
     tokens = sum(turn.completion_tokens for origin in ("g.0", "g.1", "g.2") for turn in old[origin])
     assert (new.sampled, sum(new.borrowed.values()), new.not_trained) == ({}, tokens, {}) and taken == tokens
     assert new.rollouts_over and new.groups.ready == 1 and not after.rollouts_over
+
+
+async def test_a_group_may_be_scored_together(proxy: Proxy, tmp_path: Path) -> None:
+    done = await rescored(proxy, tmp_path, "ranked", "--as", "new", option="--group-reward")
+    assert done.exit_code == 0 and "mean reward 0.500 1.000" in " ".join(done.output.split()), done.output
+    trials = await trials_of(proxy, "new")
+    found = [await proxy.steno.session(trials[name]) for name in ("g.0", "g.1", "g.2", "g.3")]
+    assert [(one.reward, one.metrics.get("place")) for one in found] == [
+        (2.0, 0.0),
+        (1.0, 1.0),
+        (0.0, 2.0),
+        (None, None),
+    ]
+    assert (await proxy.steno.run("new")).groups.ready == 1
+    failed = await rescored(proxy, tmp_path, "one_too_few", "--as", "newer", option="--group-reward")
+    said = str(failed.exception)
+    assert failed.exit_code != 0 and await proxy.steno.groups("newer") == []
+    assert (
+        "1 groups can't be scored, so nothing was made" in said
+        and "g: " in said
+        and "must be a list of 3 rewards" in said
+    )
+    refused = await rescored(proxy, tmp_path, "with_folders", "--as", "newer", option="--group-reward")
+    assert "asks for task_folder; of a recorded group there are task, group_id, trials" in str(refused.exception)
+    both = await rescored(proxy, tmp_path, "ranked", "--group-reward", "score.py:ranked")
+    assert "give one function: --reward or --group-reward" in str(both.exception)
 
 
 async def test_what_was_made_is_not_made_again_and_counts(proxy: Proxy, tmp_path: Path) -> None:
