@@ -23,6 +23,9 @@ class LastFailures:
     def trial_started(self, trial_id: str) -> None:
         """Nothing has failed yet."""
 
+    def trial_waits(self, result: TrialResult) -> None:
+        """It has not failed yet."""
+
     def trial_ended(self, result: TrialResult) -> None:
         if result.failed and not result.earlier:
             self.said.append(f"trial {result.trial_id}: {result.end_reason}: {result.detail or 'no more is known'}")

@@ -63,6 +63,9 @@ class Observer(Protocol):
 
     def group_started(self, group: GroupTrials) -> None: ...
     def trial_started(self, trial_id: str) -> None: ...
+    def trial_waits(self, result: TrialResult) -> None:
+        """It has ended, and is scored with its group; `trial_ended` follows."""
+
     def trial_ended(self, result: TrialResult) -> None: ...
     def trial_failed(self, failed: FailedTrial) -> None:
         """Before its first turn; `trial_ended` follows if it is given up and not run again."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.group_scores import GroupScores
 from steno_rollouts.groups import GroupOptions, Observer, Planned
-from steno_rollouts.outcome import EndReason, TrialResult
+from steno_rollouts.outcome import EndReason, TrialResult, is_scored_later
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
@@ -108,11 +108,12 @@ class Rollouts:
                 contextlib.nullcontext() if self._claims is None else self._claims.kept(self._lost),
                 asyncio.TaskGroup() as running,
             ):
-                for plan in planned:
-                    if self._first.stopped is not None:
-                        break
-                    await self._plan(plan, done, running, results)
-                await self._until_others_ended(running, results)
+                with self._groups_looked_at(running):
+                    for plan in planned:
+                        if self._first.stopped is not None:
+                            break
+                        await self._plan(plan, done, running, results)
+                    await self._until_others_ended(running, results)
             if self._first.stopped is None:
                 await self._give_up_failed(self._first.let_go(), results)
         except BaseExceptionGroup as errors:
@@ -173,8 +174,6 @@ class Rollouts:
                     for observer in self._observers:
                         observer.group_started(group)
                     found = await self._open(group, plan, results)
-                    if not found:
-                        running.create_task(self._scores.score(identity, self._running))
                     break
             await self._held_back(looks, full, running, results)
             if self._first.stopped is not None:
@@ -246,8 +245,18 @@ class Rollouts:
         return None
 
     def _has_no_end(self, session: Session) -> bool:
-        """It runs; or a limit of its own has ended it, and whoever ran it has not said what it was worth."""
-        return session.status == "open" or (session.awaits_reward and not self._scores.together)
+        """It runs; or a limit of its own has ended it, and whoever ran it has not said how.
+
+        Raises: Conflict: it is to be scored with its group, and these rollouts score each trial by itself."""
+        if not is_scored_later(session):
+            return session.status == "open" or session.awaits_reward
+        if not self._scores.together:
+            raise Conflict(
+                f"trial {session.trial_id} is to be scored together with its group: all launchers of a run need the same "
+                "--group-reward",
+                field="group_reward",
+            )
+        return False
 
     async def _anew(self, assignment: Assignment) -> Assignment:
         """With another key, of which what may still run of a lost attempt knows nothing. Raises: ClaimLost."""
@@ -273,9 +282,7 @@ class Rollouts:
                 await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
 
     async def _look_at_others(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
-        """Trials of other launchers: those that have ended are told of, those of one that has gone are run. And groups that have
-        ended as a whole, which are scored."""
-        self._scores.look(running, self._running)
+        """Trials of other launchers: those that have ended are told of, those of one that has gone are run."""
         for trial_id in list(self._others):
             if trial_id in self._others and not self._slots.locked():
                 await self._begin(self._others.pop(trial_id), running, results)
@@ -287,7 +294,27 @@ class Rollouts:
 
     async def _one(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
         await self._played(assignment, results, begun)
-        await self._scores.score(assignment.trial.session.group_id or "", self._running)
+        await self._scores.score(assignment.trial.session.group_id or "", self._own)
+
+    @property
+    def _own(self) -> set[str]:
+        """Trials that run here, or are to."""
+        return {*self._running, *self._waiting}
+
+    @contextlib.contextmanager
+    def _groups_looked_at(self, running: asyncio.TaskGroup) -> Iterator[None]:
+        """Meanwhile groups are scored of which the last trial did not end here, or was given up."""
+
+        async def look() -> None:
+            while True:
+                await asyncio.sleep(OTHERS_S)
+                self._scores.look(running, self._own)
+
+        looking = running.create_task(look())
+        try:
+            yield
+        finally:
+            looking.cancel()
 
     async def _played(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
         trial_id = assignment.trial_id
@@ -408,6 +435,8 @@ class Rollouts:
         if self._claims is not None:
             self._claims.over(result.trial_id)
         if self._scores.holds(result, lambda scored: self._ended(scored, results)):
+            for observer in self._observers:
+                observer.trial_waits(result)
             return
         results.append(result)
         for observer in self._observers:

@@ -148,7 +148,8 @@ class Attempt:
                 said = f"node {self._address}: {error}"
                 ended, outcome = Exit(None, error=said), CommandOutcome(EndReason.START_FAILED, detail=said)
         stdout, stderr = (last_part(self._folder / f"{name}.log", most) for name in ("stdout", "stderr"))
-        keep = settings.keeps == "all" or (settings.keeps == "failed" and outcome.reward is None)
+        failed = outcome.failed(scored_together=settings.group_reward is not None)
+        keep = settings.keeps == "all" or (settings.keeps == "failed" and failed)
         there = await asyncio.to_thread(workdir.dispose, self._folder, keep)
         ended = replace(ended, error=ended.error[:most])
         return Answer(

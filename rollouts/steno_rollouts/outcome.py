@@ -11,6 +11,8 @@ from steno.contracts.records import Counts, Session, SessionStatus
 
 OWN_REWARD = "own_reward"
 """The metric of a trial that is scored together with its group: what its own reward function, file or verifier said."""
+WALL_S = "rollout/wall_s"
+"""The metric that every trial has whose launcher has posted its end."""
 
 
 class RewardError(StenoError):
@@ -55,6 +57,10 @@ class CommandOutcome:
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     detail: str = ""
+
+    def failed(self, *, scored_together: bool) -> bool:
+        """Whether somebody may want to look at its folder. scored_together: without a reward of its own it has not failed."""
+        return self.reward is None and not (scored_together and self.reason is EndReason.NO_REWARD)
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,12 @@ class TrialResult:
         found = asdict(self)
         del found["awaits_reward"]
         return found
+
+
+def is_scored_later(session: Session) -> bool:
+    """Whether its launcher has posted its end, and it is scored with its group. Else a limit of its own has ended it, and nobody
+    has said yet what it was worth."""
+    return session.awaits_reward and WALL_S in session.metrics
 
 
 def deleted(session: Session) -> Session:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from steno.client.client import AsyncClient
-from steno.contracts.errors import ConfigError, Conflict, Gone, NotFound, StenoError
+from steno.contracts.errors import ConfigError, Conflict, NotFound, StenoError
 from steno.contracts.records import Group, Session
 from steno.contracts.rest import Completion, GroupSpec
-from steno_rollouts.outcome import CommandOutcome, RewardError
+from steno_rollouts.outcome import OWN_REWARD, CommandOutcome
 from steno_rollouts.tasks.task import Task, kept_on_record
 from steno_rollouts.trials.group_reward import GroupRewardFunction, TrialOfGroup
 from steno_rollouts.trials.reward import RECORDED_INPUTS, RecordedTrial, RewardFunction
@@ -197,9 +197,10 @@ class Rescoring:
     ) -> None:
         try:
             takes = function.takes("transcript")
-            transcript = await read_transcript(self.client, trial.trial_id) if takes else None
+            session = await self.client.session(trial.trial_id) if takes else None
+            transcript = None if session is None else await read_transcript(self.client, session)
             trial.outcome = await function(RecordedTrial(task, trial.trial_id, transcript, folder))
-        except (RewardError, Gone, NotFound) as error:
+        except StenoError as error:
             failures.append(f"{trial.trial_id}: {error.message}")
             return
         trial.after = trial.outcome.reward
@@ -211,10 +212,11 @@ class Rescoring:
     ) -> None:  # fmt: skip
         """About all trials of a group that were completed, also those that have their new rewards already."""
         completed = [session for session in sessions if session.status == "completed"]
+        recorded = not any(OWN_REWARD in session.metrics for session in completed)
         try:
-            trials = [await TrialOfGroup.read(self.client, session) for session in completed]
+            trials = [await TrialOfGroup.read(self.client, session, recorded=recorded) for session in completed]
             outcomes = await function(group_id, task, folder, trials)
-        except (RewardError, Gone, NotFound) as error:
+        except StenoError as error:
             failures.append(f"{group_id}: {error.message}")
             return
         for trial in waiting:

@@ -167,7 +167,7 @@ class Session(BaseModel):
     reward: float | None = Field(None, description="None until posted; 0.0 is a measured zero")
     awaits_reward: bool = Field(
         False,
-        description="it has ended, and its group waits for its reward, or for word that it gets none, until its deadline",
+        description="it has ended, and its reward, or word that it gets none, comes later; its group waits until its deadline",
     )
     metrics: dict[str, float] = Field(default_factory=dict)
     marks: list[str] = Field(default_factory=list, description="text_only, synthetic: never leased")

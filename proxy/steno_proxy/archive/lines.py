@@ -39,7 +39,10 @@ class PackedSession(NamedTuple):
 
 
 def pack(session: Session, turns: Sequence[Turn]) -> PackedSession:
-    """Raises: ValueError: what is packed would not be read as the same."""
+    """One that awaits its reward as it leaves awaits none from then on.
+
+    Raises: ValueError: what is packed would not be read as the same."""
+    session = session.model_copy(update={"awaits_reward": False})
     head = gzip.compress(_line({"session": session.model_dump(mode="json")}), _LEVEL, mtime=0)
     rest = gzip.compress(b"".join(_line({"turn": _of_turn(turn)}) for turn in turns), _LEVEL, mtime=0)
     packed = PackedSession(head + rest, len(head))

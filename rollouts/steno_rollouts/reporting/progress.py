@@ -34,6 +34,7 @@ class Stats:
     earlier: int = 0
     tokens: int = 0
     failed_early: int = 0
+    awaiting: int = 0
     held_why: str | None = None
     held_s: float = 0.0
     all_groups: int | None = None
@@ -63,6 +64,8 @@ class Stats:
         ]
         if self.earlier:
             parts.insert(1, f"{self.earlier} of them earlier")
+        if self.awaiting:
+            parts.append(f"{self.awaiting} wait to be scored with their groups")
         if self.failed_early:
             parts.append(f"{self.failed_early} failed before their first turn, still open")
         if self.held_why is not None:
@@ -84,6 +87,7 @@ class ProgressPrinter:
         self.stats = Stats(trials, all_groups=groups)
         self._groups: set[str] = set()
         self._failed_early: set[str] = set()
+        self._awaiting: set[str] = set()
         self._held_at: float | None = None
         self._console = console
         self._every_s = every_s
@@ -146,6 +150,12 @@ class ProgressPrinter:
             self._say(f"held back: {why}")
         self.stats.held_why = why
 
+    def trial_waits(self, result: TrialResult) -> None:
+        if result.attempts and not result.earlier:
+            self.stats.running -= 1
+            self._awaiting.add(result.trial_id)
+            self.stats.awaiting = len(self._awaiting)
+
     def trial_ended(self, result: TrialResult) -> None:
         stats = self.stats
         stats.done += 1
@@ -162,7 +172,10 @@ class ProgressPrinter:
             self._failed_early.discard(result.trial_id)
             stats.failed_early = len(self._failed_early)
             return
-        if result.attempts:
+        if result.trial_id in self._awaiting:
+            self._awaiting.discard(result.trial_id)
+            stats.awaiting = len(self._awaiting)
+        elif result.attempts:
             stats.running -= 1
         if result.failed and result.end_reason != EndReason.CANCELLED:
             self._failure(result.trial_id, f"{result.end_reason} {result.detail}", result.folder)

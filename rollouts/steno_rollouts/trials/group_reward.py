@@ -24,8 +24,8 @@ GROUP_INPUTS = "task task_folder group_id trials".split()
 
 @dataclass(frozen=True)
 class TrialOfGroup:
-    """A trial, as the function sees it. reward: what its own reward function, file or verifier said; None: nothing. metrics: of
-    the same. end_reason: as recorded (`completed`, `timeout`, `exit_code`, `limit:max_turns`)."""
+    """A trial, as the function sees it. reward: what its own reward function, file or verifier said; None: nothing. metrics,
+    end_reason: as recorded (`completed`, `timeout`, `exit_code`, `limit:max_turns`)."""
 
     trial_id: str
     transcript: Transcript
@@ -34,11 +34,11 @@ class TrialOfGroup:
     end_reason: str
 
     @classmethod
-    async def read(cls, client: AsyncSteno, session: Session) -> TrialOfGroup:
-        """Raises: as `read_transcript`."""
+    async def read(cls, client: AsyncSteno, session: Session, *, recorded: bool = False) -> TrialOfGroup:
+        """Args: recorded: the trial was not scored together with its group: its reward is its own. Raises: StenoError."""
         metrics = dict(session.metrics)
-        own = metrics.pop(OWN_REWARD, session.reward)
-        transcript = await read_transcript(client, session.trial_id)
+        own = metrics.pop(OWN_REWARD, session.reward if recorded else None)
+        transcript = await read_transcript(client, session)
         return cls(session.trial_id, transcript, own, metrics, session.end_reason or "")
 
 

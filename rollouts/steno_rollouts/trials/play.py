@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from steno.client.client import AsyncSteno
+from steno.contracts.errors import Gone, NotFound, StenoError
 from steno.contracts.rest import Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError, TrialResult, recorded_result
 from steno_rollouts.tasks.task import Task
@@ -17,7 +18,7 @@ from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.reward import FinishedTrial, RewardFunction
-from steno_rollouts.trials.transcript import read_transcript
+from steno_rollouts.trials.transcript import Transcript, read_transcript
 
 DEFAULT_TIMEOUT_S = 3600.0
 SETTLE_S = 1.0
@@ -148,8 +149,17 @@ class ExecutorPlayer(Player):
             return await self._executor.verify(job, played)
         if not played:
             return None
-        transcript = await read_transcript(self._client, job.trial_id) if self._reward.takes("transcript") else None
+        transcript = await self._transcript(job.trial_id) if self._reward.takes("transcript") else None
         code = None if ended.timed_out else ended.code
         return await self._reward(
             FinishedTrial(assignment.task, job.workdir, code, job.stdout, job.stderr, job.trial_id, transcript)
         )
+
+    async def _transcript(self, trial_id: str) -> Transcript:
+        """Raises: RewardError: it can't be read. Gone, NotFound: it was deleted."""
+        try:
+            return await read_transcript(self._client, await self._client.session(trial_id))
+        except (Gone, NotFound):
+            raise
+        except StenoError as error:
+            raise RewardError(f"transcript of {trial_id}: {error.message}") from error

@@ -21,6 +21,7 @@ from steno.contracts.rest import Completion
 from steno_rollouts.calls.posts import to_its_end
 from steno_rollouts.outcome import (
     OWN_REWARD,
+    WALL_S,
     CommandOutcome,
     EndReason,
     RewardError,
@@ -156,7 +157,7 @@ class TrialRunner:
             image=ended.image,
             wall_s=round(wall_s, 3),
         )
-        failed = result.failed and not result.awaits_reward
+        failed = result.failed and verdict.failed(scored_together=result.awaits_reward)
         keep = self._options.keep == "all" or (self._options.keep == "failed" and failed)
         if await asyncio.to_thread(workdir.dispose, folder, keep):
             result = replace(result, folder=str(folder))
@@ -180,12 +181,12 @@ class TrialRunner:
             return session
 
     async def _end(self, assignment: Assignment, verdict: CommandOutcome, wall_s: float) -> Completion:
-        metrics = {**verdict.metrics, "rollout/wall_s": wall_s}
+        metrics = {**verdict.metrics, WALL_S: wall_s}
         # Not said where there is none: a proxy of an older release refuses what it does not know.
         claim = {"claim": assignment.claim} if assignment.claim is not None else {}
         if self._options.scored_together and await self._may_be_scored(assignment.trial_id, verdict.reason):
             own = {OWN_REWARD: verdict.reward} if verdict.reward is not None else {}
-            reason = EndReason.COMPLETED if verdict.reason is EndReason.NO_REWARD else verdict.reason
+            reason = EndReason.COMPLETED if verdict.reason.status == "completed" else verdict.reason
             return Completion(end_reason=reason.value, metrics=metrics | own, final=False, **claim)
         status = "completed" if verdict.reward is not None else verdict.reason.status
         return Completion(

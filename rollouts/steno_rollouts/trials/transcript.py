@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Gone, NotFound, StenoError
 from steno.contracts.records import Session, Turn
-from steno_rollouts.calls.patience import AWAY
-from steno_rollouts.outcome import RewardError
 
 
 class Transcript(Protocol):
@@ -40,15 +37,6 @@ class RecordedTranscript:
         return str(self.turns[-1].reply.get("content") or "") if self.turns else ""
 
 
-async def read_transcript(client: AsyncSteno, trial_id: str) -> Transcript:
-    """As patient as the client is: the time that a reward function has does not run meanwhile.
-
-    Raises: RewardError: it can't be read; Gone, NotFound: it was deleted; Unreachable, StoreUnavailable, TooManyRequests: the
-        proxy or its store is away.
-    """
-    try:
-        return RecordedTranscript(await client.session(trial_id), [turn async for turn in client.turns(trial_id)])
-    except (Gone, NotFound, *AWAY):
-        raise
-    except StenoError as error:
-        raise RewardError(f"transcript of {trial_id}: {error.message}") from error
+async def read_transcript(client: AsyncSteno, session: Session) -> Transcript:
+    """As patient as the client is: the time that a reward function has does not run meanwhile. Raises: StenoError."""
+    return RecordedTranscript(session, [turn async for turn in client.turns(session.trial_id)])

@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from steno.client.client import Steno
+from steno.contracts.errors import Conflict
 from steno.contracts.records import Session
+from steno.contracts.runs.claims import ClaimRequest
 from steno_rollouts.build import Prepared
 from steno_rollouts.claims import Claims
 from steno_rollouts.groups import epochs
@@ -110,6 +113,7 @@ async def test_a_group_waits_until_all_have_ended_and_gets_its_rewards_together(
     view = client.run("together")
     assert view.groups.running == 0 and unaccounted(view) == {}
     assert not list((folder / "work").iterdir()), "they have not failed"
+    assert [one.detail for one in results] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,8 @@ async def test_a_function_that_fails_leaves_its_group_unscored_and_waited_for_by
     stack: Stack, folder: Path, client: Steno, sessions: Sessions, function: str, said: str
 ) -> None:
     results = await rolled(scored(stack, folder, function, function), Stand())
-    assert [result.reward for result in results] == [None, None] and all(said in one.detail for one in results)
+    assert [(one.reward, one.end_reason) for one in results] == [(None, "reward_error")] * 2
+    assert all(said in one.detail for one in results)
     assert [(one.status, one.awaits_reward) for one in sessions(function)] == [("completed", False)] * 2
     view = client.run(function)
     assert view.groups.running == 0 and unaccounted(view) == {}
@@ -219,43 +224,111 @@ async def test_without_a_name_nobody_goes_on_with_a_run_so_that_its_groups_wait_
     assert client.run("anonymous").groups.running == 0
 
 
-async def launched(stack: Stack, folder: Path, run: str, stand: Stand, name: str, **settings: Any) -> list[TrialResult]:
-    found = scored(stack, folder, run, **settings)
+async def launched(
+    stack: Stack, folder: Path, client: Steno, run: str, stand: Stand, name: str, **settings: Any
+) -> list[TrialResult]:
+    """With the run's key, which is what most have."""
+    found = scored(stack, folder, run, key=client.run_key(run), **settings)
     async with found.client() as client:
         claims = Claims(client, Launcher(f"{name}-host", 1, "1"), 3.0)
         return await found.rollouts(client, executor=stand, claims=claims).run(epochs(found.tasks, 1))
 
 
-async def test_launchers_that_share_a_group_score_it_once_and_both_tell_of_it(
-    stack: Stack, folder: Path, sessions: Sessions
+async def test_launchers_that_share_a_group_score_it_once_and_all_tell_of_it(
+    stack: Stack, folder: Path, client: Steno, sessions: Sessions
 ) -> None:
-    barrier = asyncio.Barrier(2)
-    stands = [Stand(gate=barrier), Stand(gate=barrier)]
+    run, barrier = "shared-group", asyncio.Barrier(3)
+    stands = [Stand(gate=barrier) for _ in range(3)]
+    one_each = {"in_flight": 1, "group_size": 3}
     found = await asyncio.gather(
         *(
-            launched(stack, folder, "shared-group", stand, name, in_flight=1)
-            for stand, name in zip(stands, "ab", strict=True)
+            launched(stack, folder, client, run, stand, name, **one_each)
+            for stand, name in zip(stands, "abc", strict=True)
         )
     )
-    assert sorted(len(stand.started) for stand in stands) == [1, 1] and len(told(folder)) == 1
-    recorded = {one.trial_id: one.reward for one in sessions("shared-group")}
-    assert sorted(recorded.values()) == [0.0, 1.0]
-    assert [{one.trial_id: one.reward for one in results} for results in found] == [recorded, recorded]
+    assert [len(stand.started) for stand in stands] == [1, 1, 1] and len(told(folder)) == 1
+    recorded = {one.trial_id: one.reward for one in sessions(run)}
+    assert list(recorded.values()) == [1.0, 0.0, -1.0]
+    assert [{one.trial_id: one.reward for one in results} for results in found] == [recorded] * 3
 
 
 async def test_a_launcher_that_has_gone_while_it_scored_is_taken_over_from(
-    stack: Stack, folder: Path, sessions: Sessions
+    stack: Stack, folder: Path, client: Steno, sessions: Sessions
 ) -> None:
+    run = "gone-judge"
     (folder / "hold").touch()
-    gone = asyncio.create_task(launched(stack, folder, "gone-judge", Stand(), "a"))
+    gone = asyncio.create_task(launched(stack, folder, client, run, Stand(), "a"))
     await until(lambda: len(told(folder)) == 1)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
     (folder / "hold").unlink()
-    results = await launched(stack, folder, "gone-judge", Stand(), "b")
+    results = await launched(stack, folder, client, run, Stand(), "b")
     assert len(told(folder)) == 2, "once its claim has run out"
-    assert {one.trial_id: one.reward for one in results} == {one.trial_id: one.reward for one in sessions("gone-judge")}
+    assert {one.trial_id: one.reward for one in results} == {one.trial_id: one.reward for one in sessions(run)}
+
+
+async def test_a_group_of_which_the_last_trial_was_interrupted_is_scored_by_the_next_start(
+    stack: Stack, folder: Path, client: Steno, sessions: Sessions
+) -> None:
+    run, go, settings = "interrupted-last", asyncio.Event(), {"group_size": 3, "in_flight": 1}
+
+    class HoldsTheSecond(Ends):
+        async def run(self, job: TrialJob) -> Exit:
+            ended = await super().run(job)
+            if job.trial_id.endswith(".1"):
+                await go.wait()
+            return ended
+
+    running = asyncio.create_task(rolled(scored(stack, folder, run, **settings), HoldsTheSecond()))
+    await until(lambda: sum(session.counts.turns for session in sessions(run)) == 2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    first, _, last = sessions(run)
+    [claim] = client.claim(first.group_id or "", ClaimRequest(launcher="killed", trial_ids=[last.trial_id], ttl_s=1))
+    headers = {"authorization": f"Bearer {claim.trial.api_key}"}
+    body = {"model": "m", "messages": [{"role": "user", "content": "of an agent that was killed"}]}
+    async with httpx.AsyncClient(headers=headers, timeout=60) as http:
+        assert (await http.post(f"{claim.trial.urls['openai']}/chat/completions", json=body)).is_success
+    again = Stand()
+    results = {one.trial_id[-1]: one for one in await rolled(scored(stack, folder, run, **settings), again)}
+    assert {name: (one.end_reason, one.reward) for name, one in results.items()} == {
+        "0": ("completed", 1.0), "1": ("cancelled", None), "2": ("interrupted", None),
+    }  # fmt: skip
+    assert again.started == [] and len(told(folder)) == 1
+
+
+async def test_a_group_of_which_the_last_trial_had_no_turn_is_scored(
+    stack: Stack, folder: Path, sessions: Sessions
+) -> None:
+    """It is held, and given up once it is known that the fault is its own."""
+    stand = Stand(exits=lambda trial, _: Exit(1) if trial.endswith(".0") else Exit(0))
+    results = {
+        one.trial_id[-1]: one
+        for one in await rolled(scored(stack, folder, "no-turn", "choose", stop_after_failures=5, in_flight=1), stand)
+    }
+    assert {name: (one.status, one.reward) for name, one in results.items()} == {
+        "0": ("aborted", None),
+        "1": ("completed", 0.5),
+    }
+
+
+async def test_a_start_that_scores_each_trial_by_itself_is_refused_and_harms_nothing(
+    stack: Stack, folder: Path, sessions: Sessions
+) -> None:
+    (folder / "hold").touch()
+    running = asyncio.create_task(rolled(scored(stack, folder, "otherwise"), Stand()))
+    await until(lambda: len(told(folder)) == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with pytest.raises(Conflict, match="all launchers of a run need the same --group-reward") as refused:
+        await rolled(prepared(stack, folder, "otherwise"), Stand())
+    assert refused.value.field == "group_reward" and [one.awaits_reward for one in sessions("otherwise")] == [
+        True,
+        True,
+    ]
 
 
 async def test_a_trial_that_is_deleted_is_missed_by_nobody(

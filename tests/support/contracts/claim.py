@@ -101,6 +101,8 @@ class ClaimContract:
         await complete(store, None, claim=None, final=False)
         assert not (await store.claim("t", "two", 60.0, now=11.0))[1].granted
         assert (await store.claim("t", "one", 60.0, now=12.0))[1].granted
+        await complete(store, None, claim=1, final=False)
+        assert (await store.claim("t", "two", 60.0, now=13.0))[1] == (TrialClaim(2, "two", 73.0), True, False)
 
     async def test_of_many_at_once_one_gets_it(self, store: SessionStore) -> None:
         await store.register(session("t"))

@@ -186,14 +186,14 @@ class MemoryStore:
         check_claim(trial_id, head.claimed, claim)
         if head.status == "open":
             head.status, head.end_reason, head.ended, head.updated = status, end_reason or None, now, now
-            if not final and claim is not None:
-                head.claim_until = None
         elif status == "aborted" and final and not head.final and head.reward is None:
             head.status, head.updated = status, now
         elif head.status != status or (head.reward is not None and head.reward != reward):
             raise Conflict(f"session {trial_id} has ended with another status or reward")
         if head.reward is None and reward is not None:
             head.reward, head.updated = float(reward), now
+        if not final and claim is not None and head.awaits_reward:
+            head.claim_until = None
         if final and not head.final:
             head.metrics = {**head.metrics, **metrics}
         else:

@@ -55,7 +55,9 @@ class RayPlayer(Player):
         self._cluster = cluster
         # On a file system that nodes share these are there, too, and hidden from trials (`trials/scoring.py`).
         tasks = settings.tasks.absolute() if settings.tasks is not None else None
-        private = [*settings.private, *reward_file(settings.reward, settings.command)]
+        private = list(settings.private)
+        for function in (settings.reward, settings.group_reward):
+            private += reward_file(function, settings.command)
         self._settings = settings.model_copy(update={"key": None, "tasks": tasks, "private": private})
         self._run_id = run_id
         self._harbor = harbor

@@ -157,6 +157,16 @@ async def test_where_memory_is_short_what_is_waited_for_stays(store: RedisStore)
     assert (one.state, one.ended) == ("ready", 2)
 
 
+async def test_what_awaits_its_reward_as_it_leaves_awaits_none_in_the_archive(store: RedisStore) -> None:
+    """Nobody could post it any more, and a launcher would wait for that for ever."""
+    await record(store, "limited", 1)
+    await store.complete("limited", status="completed", final=False, **(END | {"reward": None}))
+    assert (await store.session("limited")).awaits_reward
+    assert await move(store) == 1
+    left = await store.session("limited")
+    assert (left.status, left.reward, left.awaits_reward) == ("completed", None, False)
+
+
 async def test_a_group_is_there_after_its_trials_have_left(store: RedisStore, server: RedisServer) -> None:
     group, sessions = make_group("g", 2)
     await store.create_group(group, sessions)

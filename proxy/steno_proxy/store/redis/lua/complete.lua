@@ -2,7 +2,7 @@
 --
 -- KEYS  1 session  2 doc  3 events
 -- ARGV  1 status  2 reward as Python's repr, "" for none  3 end_reason  4 metrics, JSON  5 now  6 final: "1" | "0"
---       7 epoch of the claim under which it is ended, "" for nobody's. One that awaits its reward then is free for another's
+--       7 epoch of the claim under which it is ended, "" for nobody's. With final "0" the claim is let go of
 -- Returns  {1, fields, doc} frozen now, or before with the same status and reward; {-1} no such session, {-2} deleted,
 --          {-4} frozen with another status or reward, {-7, epoch} claimed by another launcher. A reward where none was posted
 --          yet is not another reward; and a session that awaits its reward may be given up, and gets more metrics.
@@ -15,7 +15,6 @@ if ARGV[7] ~= '' then
 end
 if status == 'open' then
   redis.call('HSET', KEYS[1], 'status', ARGV[1], 'end_reason', ARGV[3], 'ended', ARGV[5], 'updated', ARGV[5])
-  if ARGV[6] == '0' and ARGV[7] ~= '' then redis.call('HDEL', KEYS[1], 'claim_until') end
   redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', 1, '*', 't', 'end')
 else
   if status ~= ARGV[1] then
@@ -27,7 +26,11 @@ end
 if ARGV[2] ~= '' and redis.call('HSETNX', KEYS[1], 'reward', ARGV[2]) == 1 and status ~= 'open' then
   redis.call('HSET', KEYS[1], 'updated', ARGV[5])
 end
-if ARGV[6] == '1' then redis.call('HSET', KEYS[1], 'final', 1) end
+if ARGV[6] == '1' then
+  redis.call('HSET', KEYS[1], 'final', 1)
+elseif ARGV[7] ~= '' and not final and not reward then
+  redis.call('HDEL', KEYS[1], 'claim_until')
+end
 if ARGV[4] ~= '{}' then
   if not had then
     redis.call('HSET', KEYS[1], 'metrics', ARGV[4])
