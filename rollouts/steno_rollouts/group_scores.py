@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Conflict, Gone, NotFound
+from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, GroupTrials, Trial
+from steno_rollouts.calls.patience import AWAY
 from steno_rollouts.calls.posts import to_its_end
 from steno_rollouts.claims import Claims
 from steno_rollouts.groups import Planned
@@ -38,14 +39,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Group:
-    """trials: those on record, in order. held: results of trials that await their rewards, and who is told. over: trials that
-    have ended and await none."""
+    """run: a call of `Rollouts.run`, whose group it is. trials: those on record, in order. held: results of trials that await
+    their rewards, and who is told. over: trials that have ended and await none; told: those of them that were reported. runs: the
+    trial that ran when the group was last looked at. claimed: the trial by which these rollouts score the group."""
 
     group_id: str
+    run: object
     plan: Planned
     trials: dict[str, Trial]
     held: dict[str, tuple[TrialResult, Report]] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    runs: str | None = None
+    claimed: str | None = None
     scoring: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -63,10 +69,11 @@ class GroupScores:
     def together(self) -> bool:
         return self._function is not None
 
-    def started(self, plan: Planned, group: GroupTrials) -> None:
+    def started(self, plan: Planned, group: GroupTrials, run: object) -> None:
+        """Args: run: names the call of `Rollouts.run`, until `forget`."""
         if self.together:
             name, trials = group.group.group_id, {trial.session.trial_id: trial for trial in group.trials}
-            self._groups[name] = _Group(name, plan, trials)
+            self._groups.setdefault(name, _Group(name, run, plan, trials))
 
     def holds(self, result: TrialResult, report: Report) -> bool:
         """Whether the result of a trial that has ended is kept until its group is scored; it is reported then."""
@@ -77,34 +84,42 @@ class GroupScores:
             group.held[result.trial_id] = result, report
             return True
         group.over.add(result.trial_id)
-        if not group.held and group.over >= group.trials.keys():
+        group.told.add(result.trial_id)
+        if group.told >= group.trials.keys():
             del self._groups[result.group_id]
         return False
 
-    @property
-    def held(self) -> bool:
+    def held(self, run: object) -> bool:
         """Whether a result is held."""
-        return any(group.held for group in self._groups.values())
+        return any(group.held for group in self._groups.values() if group.run is run)
 
-    def look(self, running: asyncio.TaskGroup, own: Collection[str]) -> None:
+    def forget(self, run: object) -> None:
+        """It is over, however it ended: what is held is on record, for a later one."""
+        for group in [group for group in self._groups.values() if group.run is run]:
+            del self._groups[group.group_id]
+
+    def claims(self, trial_id: str) -> bool:
+        """Whether this trial's claim is how these rollouts score its group."""
+        return any(group.claimed == trial_id for group in self._groups.values())
+
+    def look(self, running: asyncio.TaskGroup, run: object, own: Collection[str]) -> None:
         """Score the groups that nobody here is about to: their last trial ended elsewhere, or earlier, or was given up.
 
-        Args: own: as in `score`."""
+        Args: own: trials that run here, each of which looks at its group itself."""
         for group_id, group in self._groups.items():
-            if group.held and not group.scoring.locked() and group.trials.keys().isdisjoint(own):
-                running.create_task(self.score(group_id, own))
+            if group.run is run and group.held and not group.scoring.locked() and group.trials.keys().isdisjoint(own):
+                running.create_task(self.score(group_id))
 
-    async def score(self, group_id: str, own: Collection[str]) -> None:
+    async def score(self, group_id: str) -> None:
         """Report the results that are held of a group; nothing as long as a trial of it runs, or another launcher scores it.
 
-        Args: own: trials that run here, or are to. Cancelled: nothing is posted, or all of it is.
-        Raises: StenoError: the proxy could not be reached, or refuses.
+        Cancelled: nothing is posted, or all of it is. Raises: StenoError: the proxy could not be reached, or refuses.
         """
         group = self._groups.get(group_id)
         if group is None:
             return
         async with group.scoring, self._at_once:
-            if not group.held or not group.trials.keys().isdisjoint(own):
+            if not group.held:
                 return
             sessions = await self._ended(group)
             if sessions is None:
@@ -114,20 +129,31 @@ class GroupScores:
                 self._let_go(group, {session.trial_id: session for session in sessions}, {})
                 return
             last = max(awaiting, key=lambda session: (session.ended_at or 0.0, session.trial_id))
-            granted, _ = await self._claimed(group, last.trial_id)
-            if not granted:
-                return
+            group.claimed = last.trial_id
             try:
-                outcomes = await self._asked(group, sessions)
+                await self._scored_by(group, sessions, awaiting, last)
             except (Gone, NotFound):  # one was deleted: what is left of the group is scored at the next look
                 return
-            granted, claim = await self._claimed(group, last.trial_id)
-            if granted:
-                await to_its_end(self._post(group, awaiting, last, claim, outcomes))
+            finally:
+                group.claimed = None
+                if self._claims is not None:
+                    self._claims.over(last.trial_id)
 
-    async def give_up(self) -> None:
+    async def _scored_by(
+        self, group: _Group, sessions: Sequence[Session], awaiting: Sequence[Session], last: Session
+    ) -> None:
+        """If the trial `last` is these rollouts' to claim, also when the function has answered."""
+        granted, _ = await self._claimed(group, last.trial_id)
+        if not granted:
+            return
+        outcomes = await self._asked(group, sessions)
+        granted, claim = await self._claimed(group, last.trial_id)
+        if granted:
+            await to_its_end(self._post(group, awaiting, last, claim, outcomes))
+
+    async def give_up(self, run: object) -> None:
         """Trials that await a reward get none: their groups wait for nothing any more."""
-        for group in [group for group in self._groups.values() if group.held]:
+        for group in [group for group in self._groups.values() if group.held and group.run is run]:
             held = [result for result, _ in group.held.values()]
             ended = {one.trial_id: await self._end(group, one.trial_id, one.end_reason, _NONE) for one in held}
             self._let_go(group, ended, {})
@@ -135,15 +161,21 @@ class GroupScores:
     async def _ended(self, group: _Group) -> list[Session] | None:
         """The group's trials that are on record, in order; None: one of them runs, or its launcher has not said how it ended."""
         found: dict[str, Session] = {}
-        unknown = [trial_id for trial_id in group.trials if trial_id not in group.held and trial_id not in group.over]
-        for trial_id in [*unknown, *group.held, *group.over]:
+        ended = [*group.held, *(trial_id for trial_id in group.over if trial_id not in group.held)]
+        unknown = [trial_id for trial_id in group.trials if trial_id not in ended and trial_id != group.runs]
+        for trial_id in [*([] if group.runs is None else [group.runs]), *unknown, *ended]:
             try:
                 session = await self._client.session(trial_id)
             except (Gone, NotFound):  # deleted
+                group.over.add(trial_id)
                 continue
             if session.status == "open" or (session.awaits_reward and not is_scored_later(session)):
+                group.runs = trial_id
                 return None
+            if not session.awaits_reward:
+                group.over.add(trial_id)
             found[trial_id] = session
+        group.runs = None
         return [found[trial_id] for trial_id in group.trials if trial_id in found]
 
     async def _claimed(self, group: _Group, trial_id: str) -> tuple[bool, int | None]:
@@ -151,8 +183,6 @@ class GroupScores:
         if self._claims is None:
             return True, None
         taken = await self._claims.take(group.group_id, group.trials[trial_id])
-        if not taken.mine:
-            self._claims.over(trial_id)
         return taken.mine, taken.epoch
 
     async def _asked(self, group: _Group, sessions: Sequence[Session]) -> dict[str, CommandOutcome]:
@@ -161,14 +191,23 @@ class GroupScores:
         scored = [
             one for one in sessions if one.awaits_reward or (one.status == "completed" and one.reward is not None)
         ]
-        trials = [await TrialOfGroup.read(self._client, session) for session in scored]
         task = group.plan.task
         try:
+            trials = [await self._read(session) for session in scored]
             return await self._function(group.group_id, task.arguments(), task.folder, trials)
         except RewardError as error:
             log.warning("group %s is not scored: %s", group.group_id, error.message)
             failed = CommandOutcome(EndReason.REWARD_ERROR, detail=error.message)
             return dict.fromkeys((session.trial_id for session in scored), failed)
+
+    async def _read(self, session: Session) -> TrialOfGroup:
+        """Raises: RewardError: it can't be read; Gone, NotFound, or as `AWAY`."""
+        try:
+            return await TrialOfGroup.read(self._client, session)
+        except (Gone, NotFound, *AWAY):
+            raise
+        except StenoError as error:
+            raise RewardError(f"transcript of {session.trial_id}: {error.message}") from error
 
     async def _post(
         self,
@@ -184,8 +223,6 @@ class GroupScores:
             trial_id = session.trial_id
             epoch = claim if trial_id == last.trial_id else None
             sessions[trial_id] = await self._end(group, trial_id, session.end_reason or "", outcomes[trial_id], epoch)
-        if self._claims is not None:
-            self._claims.over(last.trial_id)
         if not sessions[last.trial_id].awaits_reward:  # else another launcher has taken the group over
             self._let_go(group, sessions, outcomes)
 
@@ -208,8 +245,6 @@ class GroupScores:
 
     def _let_go(self, group: _Group, sessions: dict[str, Session], outcomes: dict[str, CommandOutcome]) -> None:
         """Report what is held, as it is on record now."""
-        if self._groups.get(group.group_id) is group:
-            del self._groups[group.group_id]
         held = list(group.held.items())
         group.held.clear()
         for trial_id, (before, report) in held:

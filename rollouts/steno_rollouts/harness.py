@@ -108,7 +108,7 @@ class Rollouts:
                 contextlib.nullcontext() if self._claims is None else self._claims.kept(self._lost),
                 asyncio.TaskGroup() as running,
             ):
-                with self._groups_looked_at(running):
+                with self._groups_looked_at(running, results):
                     for plan in planned:
                         if self._first.stopped is not None:
                             break
@@ -125,6 +125,7 @@ class Rollouts:
                 self._unanswered.clear()
             else:
                 await to_its_end(self._give_up(results), stopping=True)
+            self._scores.forget(results)
         if self._first.stopped is not None:
             raise self._stopped(self._first.stopped)
         return results
@@ -270,7 +271,7 @@ class Rollouts:
     async def _until_others_ended(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
         """Until no trial of other launchers is waited for, and every group is scored. A trial of ours that is lost may become one
         of theirs."""
-        while self._first.stopped is None and (self._others or self._tasks or self._scores.held):
+        while self._first.stopped is None and (self._others or self._tasks or self._scores.held(results)):
             await self._look_at_others(running, results)
             if not self._tasks:  # none of ours tells whose fault it was, and another launcher may wait for these
                 await self._give_up_failed(self._first.let_go(), results)
@@ -278,7 +279,7 @@ class Rollouts:
                 self._turn_to_others.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._turn_to_others.wait(), OTHERS_S)
-            elif self._others or self._scores.held:
+            elif self._others or self._scores.held(results):
                 await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
 
     async def _look_at_others(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
@@ -294,21 +295,16 @@ class Rollouts:
 
     async def _one(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
         await self._played(assignment, results, begun)
-        await self._scores.score(assignment.trial.session.group_id or "", self._own)
-
-    @property
-    def _own(self) -> set[str]:
-        """Trials that run here, or are to."""
-        return {*self._running, *self._waiting}
+        await self._scores.score(assignment.trial.session.group_id or "")
 
     @contextlib.contextmanager
-    def _groups_looked_at(self, running: asyncio.TaskGroup) -> Iterator[None]:
+    def _groups_looked_at(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> Iterator[None]:
         """Meanwhile groups are scored of which the last trial did not end here, or was given up."""
 
         async def look() -> None:
             while True:
                 await asyncio.sleep(OTHERS_S)
-                self._scores.look(running, self._own)
+                self._scores.look(running, results, self._running)
 
         looking = running.create_task(look())
         try:
@@ -386,7 +382,7 @@ class Rollouts:
 
     async def _open(self, group: GroupTrials, plan: Planned, results: list[TrialResult]) -> list[Assignment]:
         """The trials that have not ended."""
-        self._scores.started(plan, group)
+        self._scores.started(plan, group, results)
         found = []
         for trial in group.trials:
             assignment = Assignment(trial, plan.task, plan.round, group.harness_key)
@@ -424,7 +420,7 @@ class Rollouts:
                 await self._open(asked.result(), plan, results)
         self._unanswered.clear()
         await self._abandon_waiting(results)
-        await self._scores.give_up()
+        await self._scores.give_up(results)
 
     async def _abandon_waiting(self, results: list[TrialResult]) -> None:
         for trial_id, assignment in list(self._waiting.items()):
@@ -432,7 +428,7 @@ class Rollouts:
             self._ended(await self._runner.abandon(assignment, EndReason.CANCELLED), results)
 
     def _ended(self, result: TrialResult, results: list[TrialResult]) -> None:
-        if self._claims is not None:
+        if self._claims is not None and not self._scores.claims(result.trial_id):
             self._claims.over(result.trial_id)
         if self._scores.holds(result, lambda scored: self._ended(scored, results)):
             for observer in self._observers:

@@ -6,7 +6,7 @@ for one (`reward.py`): a list in the trials' order, or a dict by trial id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ GROUP_INPUTS = "task task_folder group_id trials".split()
 @dataclass(frozen=True)
 class TrialOfGroup:
     """A trial, as the function sees it. reward: what its own reward function, file or verifier said; None: nothing. metrics,
-    end_reason: as recorded (`completed`, `timeout`, `exit_code`, `limit:max_turns`)."""
+    end_reason: as recorded (`completed`, `timeout`, `exit_code`, `limit:max_turns`); `completed` where a command failed and a
+    reward of its own was found."""
 
     trial_id: str
     transcript: Transcript
@@ -56,19 +57,20 @@ class GroupRewardFunction(UserFunction):
     ) -> dict[str, CommandOutcome]:
         """What it said of each trial, by id. Args: task: all of its fields. Raises: RewardError, also for what it raised."""
         inputs = {"task": task, "task_folder": task_folder, "group_id": group_id, "trials": list(trials)}
-        answers = self._each(await self._said(inputs, group_id), [trial.trial_id for trial in trials])
-        return {trial_id: read_answer(answer, f"{self.where}: {trial_id}") for trial_id, answer in answers.items()}
+        trial_ids = [trial.trial_id for trial in trials]
+        return await self._said(inputs, group_id, lambda answer: self._read(answer, trial_ids))
 
-    def _each(self, answer: Any, trial_ids: Sequence[str]) -> dict[str, Any]:
+    def _read(self, answer: Any, trial_ids: Sequence[str]) -> dict[str, CommandOutcome]:
+        each = self._each(answer, trial_ids)
+        return {trial_id: read_answer(each[trial_id], f"{self.where}: {trial_id}") for trial_id in trial_ids}
+
+    def _each(self, answer: Any, trial_ids: Sequence[str]) -> Mapping[str, Any]:
         wanted = f"must be a list of {len(trial_ids)} rewards, or a dict of them by trial_id"
         if isinstance(answer, Mapping):
             if set(answer) != set(trial_ids):
                 raise RewardError(f"{self.where}: got a dict with {shown(sorted(map(str, answer)))}, {wanted}")
-            return dict(answer)
-        try:
-            found = list(answer) if not isinstance(answer, str | bytes) else None
-        except Exception:  # what it returned may be of the user's own code
-            found = None
+            return answer
+        found = list(answer) if isinstance(answer, Iterable) and not isinstance(answer, str | bytes) else None
         if found is None or len(found) != len(trial_ids):
-            raise RewardError(f"{self.where}: got {shown(answer)}, {wanted}")
+            raise RewardError(f"{self.where}: got {shown(answer if found is None else found)}, {wanted}")
         return dict(zip(trial_ids, found, strict=True))

@@ -91,7 +91,7 @@ class RewardFunction(UserFunction):
 
     async def __call__(self, scored: TrialToScore) -> CommandOutcome:
         """Raises: RewardError, also for what the function raised."""
-        return read_answer(await self._said(scored.inputs(), scored.trial_id), self.where)
+        return await self._said(scored.inputs(), scored.trial_id, lambda answer: read_answer(answer, self.where))
 
 
 def read_reward(workdir: Path) -> CommandOutcome | None:

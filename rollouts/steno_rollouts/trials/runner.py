@@ -27,6 +27,7 @@ from steno_rollouts.outcome import (
     RewardError,
     TrialResult,
     deleted,
+    is_scored_later,
     recorded_result,
 )
 from steno_rollouts.trials import workdir
@@ -157,7 +158,7 @@ class TrialRunner:
             image=ended.image,
             wall_s=round(wall_s, 3),
         )
-        failed = result.failed and verdict.failed(scored_together=result.awaits_reward)
+        failed = result.failed and (not result.awaits_reward or verdict.failed(scored_together=True))
         keep = self._options.keep == "all" or (self._options.keep == "failed" and failed)
         if await asyncio.to_thread(workdir.dispose, folder, keep):
             result = replace(result, folder=str(folder))
@@ -176,7 +177,7 @@ class TrialRunner:
         except (Conflict, Gone, NotFound) as error:
             log.warning("trial %s: its end was not taken: %s", trial_id, error.message)
             session = await self._recorded(assignment, error)
-            if session.status == "open":
+            if session.status == "open" or (session.awaits_reward and not is_scored_later(session)):
                 raise ClaimLost(error.message) from None
             return session
 
@@ -184,20 +185,24 @@ class TrialRunner:
         metrics = {**verdict.metrics, WALL_S: wall_s}
         # Not said where there is none: a proxy of an older release refuses what it does not know.
         claim = {"claim": assignment.claim} if assignment.claim is not None else {}
-        if self._options.scored_together and await self._may_be_scored(assignment.trial_id, verdict.reason):
-            own = {OWN_REWARD: verdict.reward} if verdict.reward is not None else {}
-            reason = EndReason.COMPLETED if verdict.reason.status == "completed" else verdict.reason
-            return Completion(end_reason=reason.value, metrics=metrics | own, final=False, **claim)
-        status = "completed" if verdict.reward is not None else verdict.reason.status
-        return Completion(
-            reward=verdict.reward, status=status, end_reason=verdict.reason.value, metrics=metrics, **claim
-        )
+        reward, reason = verdict.reward, verdict.reason
+        if self._options.scored_together:
+            if reward is not None:
+                metrics[OWN_REWARD] = reward
+            if await self._may_be_scored(assignment.trial_id, reason):
+                reason = EndReason.COMPLETED if reason.status == "completed" else reason
+                return Completion(end_reason=reason.value, metrics=metrics, final=False, **claim)
+            reward = None
+        status = "completed" if reward is not None else reason.status
+        return Completion(reward=reward, status=status, end_reason=reason.value, metrics=metrics, **claim)
 
     async def _may_be_scored(self, trial_id: str, reason: EndReason) -> bool:
         """As by a reward function: what ran to its end, and what failed or was ended at its time limit after its first turn."""
-        if reason in (EndReason.TIMEOUT, EndReason.EXIT_CODE):
+        if reason in (EndReason.COMPLETED, EndReason.NO_REWARD):
+            return True
+        if reason in (EndReason.TIMEOUT, EndReason.EXIT_CODE, EndReason.REWARD_ERROR):
             return bool((await self._client.session(trial_id)).counts.turns)
-        return reason.status == "completed"
+        return False
 
     async def _recorded(self, assignment: Assignment, error: StenoError) -> Session:
         try:

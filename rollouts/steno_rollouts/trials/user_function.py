@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from steno.config.plugins import load_function
 from steno.contracts.errors import ConfigError
 from steno_rollouts.outcome import RewardError
+
+T = TypeVar("T")
 
 
 class UserFunction:
@@ -64,14 +66,20 @@ class UserFunction:
         code = Path(file).expanduser().read_bytes()
         return blake2b(code + b"\0" + name.encode(), digest_size=4).hexdigest()
 
-    async def _said(self, inputs: Mapping[str, Any], of_what: str) -> Any:
-        """What it returned. Args: of_what: a trial or a group. Raises: RewardError: it raised, or took too long."""
+    async def _said(self, inputs: Mapping[str, Any], of_what: str, read: Callable[[Any], T]) -> T:
+        """What it returned, as `read` has it: in the function's thread and its time, since what is returned may be of the user's
+        own code as well (a generator, say).
+
+        Args: of_what: a trial or a group. Raises: RewardError: it raised, or took too long, or `read` says so.
+        """
         chosen = dict(inputs) if self._takes_all else {name: inputs[name] for name in self._names if name in inputs}
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await _in_thread(lambda: self._answer(chosen), f"{self.field} of {of_what}")
+                return await _in_thread(lambda: read(self._answer(chosen)), f"{self.field} of {of_what}")
         except TimeoutError:
             raise RewardError(f"{self.where}: no answer in {self._timeout_s:g} s") from None
+        except RewardError:
+            raise
         except Exception as error:  # the user's own code: whatever it raises is this trial's outcome
             raise RewardError(f"{self.where} raised {type(error).__name__}: {error}") from error
 
@@ -84,10 +92,10 @@ async def _awaited(answer: Any) -> Any:
     return await answer
 
 
-async def _in_thread(work: Callable[[], Any], name: str) -> Any:
+async def _in_thread(work: Callable[[], T], name: str) -> T:
     """A daemon thread of its own: an executor's threads are waited for at exit, and one that hangs takes another's place."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def settle(answer: Any, error: BaseException | None) -> None:
         if future.done():

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from steno.client.client import Steno
-from steno.contracts.errors import Conflict
+from steno.contracts.errors import Conflict, StoreUnavailable
 from steno.contracts.records import Session
 from steno.contracts.runs.claims import ClaimRequest
 from steno_rollouts.build import Prepared
@@ -142,8 +142,16 @@ async def test_what_failed_after_its_first_turn_is_scored_too_unless_the_functio
     assert {name: (one.status, one.end_reason, one.reward) for name, one in results.items()} == {
         "0": ("completed", "completed", 0.5), "1": ("aborted", "exit_code", None), "2": ("completed", "timeout", 0.5),
     }  # fmt: skip
-    silent = Ends(turns=0, exits=lambda trial, _: ends[trial[-1]])
+
+    class Silent(Ends):
+        async def run(self, job: TrialJob) -> Exit:
+            if job.trial_id.endswith(".2"):
+                (job.workdir / "reward.txt").write_text("0.75")
+            return await super().run(job)
+
+    silent = Silent(turns=0, exits=lambda trial, _: ends[trial[-1]])
     none = await rolled(scored(stack, folder, "silent", "choose", group_size=3, stop_after_failures=0), silent)
+    assert {one.trial_id[-1]: one.metrics.get("own_reward") for one in none} == {"0": None, "1": None, "2": 0.75}
     assert {one.trial_id[-1]: (one.status, one.reward) for one in none} == {
         "0": ("completed", 0.5), "1": ("aborted", None), "2": ("aborted", None),
     }  # fmt: skip
@@ -312,6 +320,29 @@ async def test_a_group_of_which_the_last_trial_had_no_turn_is_scored(
         "0": ("aborted", None),
         "1": ("completed", 0.5),
     }
+
+
+async def test_rollouts_that_failed_may_be_run_again(stack: Stack, folder: Path, sessions: Sessions) -> None:
+    """As an evaluation every so many steps, of which one meets a proxy that is away: with the same object."""
+
+    class Fails(Stand):
+        async def run(self, job: TrialJob) -> Exit:
+            if job.trial_id.endswith(".1") and not told(folder) and len(self.started) == 1:
+                self.started.append("failed")
+                raise StoreUnavailable("away")
+            return await super().run(job)
+
+    found = scored(stack, folder, "again", in_flight=1)
+    async with found.client() as client:
+        rollouts = found.rollouts(client, executor=Fails())
+        with pytest.raises(StoreUnavailable):
+            await rollouts.run(epochs(found.tasks, 1))
+        assert [(one.status, one.awaits_reward) for one in sessions("again")] == [("completed", True), ("open", False)]
+        async with asyncio.timeout(60):
+            results = await rollouts.run(epochs(found.tasks, 1))
+    assert (
+        sorted((one.trial_id[-1], one.reward) for one in results) == [("0", 1.0), ("1", 0.0)] and len(told(folder)) == 1
+    )
 
 
 async def test_a_start_that_scores_each_trial_by_itself_is_refused_and_harms_nothing(

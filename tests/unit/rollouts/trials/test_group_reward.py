@@ -68,7 +68,7 @@ async def test_a_function_may_say_nothing_of_a_trial(tmp_path: Path) -> None:
         ("def score(trials): return [1, float('nan')]", "score: g.1: reward: got nan, must be a finite number"),
         ("def score(trials): return [1, {'r': 1}]", "score: g.1: `reward` is missing"),
         ("def score(trials): return trials[2]", "raised IndexError"),
-        ("def score(trials): return (1 / n for n in (1, 0))", "must be a list of 2 rewards"),
+        ("def score(trials): return (1 / n for n in (1, 0))", "raised ZeroDivisionError"),
     ],
 )
 async def test_what_a_function_does_wrong_is_its_groups_error(tmp_path: Path, code: str, said: str) -> None:
@@ -77,7 +77,8 @@ async def test_what_a_function_does_wrong_is_its_groups_error(tmp_path: Path, co
 
 
 async def test_a_function_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    slow = function(tmp_path, "import time\ndef score(trials): time.sleep(60)", timeout_s=0.1)
+    code = "import time\ndef score(trials):\n    for one in trials:\n        time.sleep(60)\n        yield 1"
+    slow = function(tmp_path, code, timeout_s=0.1)
     with pytest.raises(RewardError, match=r"no answer in 0\.1 s"):
         await slow("g", {}, None, TRIALS)
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from steno.client.client import AsyncSteno
-from steno.contracts.errors import Gone, NotFound, StenoError
+from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
@@ -20,7 +20,7 @@ from steno_rollouts.trials import play
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.play import Assignment, ExecutorPlayer, Player, RunnerOptions
 from steno_rollouts.trials.reward import RewardFunction
-from steno_rollouts.trials.runner import TrialRunner
+from steno_rollouts.trials.runner import ClaimLost, TrialRunner
 from tests.unit.rollouts.nobody import as_nobody
 
 REWARDS = """
@@ -252,6 +252,23 @@ async def test_a_trial_is_given_up_also_where_what_it_left_can_not_be_ended(
     with caplog.at_level(logging.WARNING):
         assert (await runner.abandon(proxy.assignment, EndReason.INTERRUPTED)).end_reason == "interrupted"
     assert left in caplog.text
+
+
+@pytest.mark.parametrize("taken", [{"status": "open"}, {"status": "completed", "awaits_reward": True}])
+async def test_a_trial_that_another_launcher_has_is_not_told_of_also_where_its_limit_has_ended_it(
+    tmp_path: Path, taken: dict[str, Any]
+) -> None:
+    proxy, results = Proxy(turns=1), []
+    proxy.session = proxy.session.model_copy(update=taken)
+
+    async def refused(*_: object) -> Session:
+        raise Conflict("claim: session g.0 was claimed by another launcher meanwhile", field="claim")
+
+    proxy.client.complete = refused  # type: ignore[method-assign]
+    runner = TrialRunner(proxy.client, Says(CommandOutcome(EndReason.COMPLETED, 1.0)), options_of(tmp_path))
+    with pytest.raises(ClaimLost):
+        await runner.run(proxy.assignment, results.append)
+    assert results == []
 
 
 @pytest.mark.parametrize("error", [Gone("session g.0 is closed"), NotFound("no session g.0")])
