@@ -17,6 +17,7 @@ from steno.client.client import Steno
 from steno.contracts.errors import Conflict, StoreUnavailable
 from steno.contracts.records import Session
 from steno.contracts.runs.claims import ClaimRequest
+from steno_rollouts import harness
 from steno_rollouts.build import Prepared
 from steno_rollouts.claims import Claims
 from steno_rollouts.groups import epochs
@@ -51,6 +52,11 @@ def broken(trials):
 def short(trials):
     return [1.0]
 """
+
+
+@pytest.fixture(autouse=True)
+def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "OTHERS_S", 0.2)
 
 
 @pytest.fixture
