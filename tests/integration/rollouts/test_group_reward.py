@@ -368,16 +368,23 @@ async def test_a_start_that_scores_each_trial_by_itself_is_refused_and_harms_not
     ]
 
 
+@pytest.mark.parametrize(("which", "asked"), [("first", 1), ("last", 2)])
 async def test_a_trial_that_is_deleted_is_missed_by_nobody(
-    stack: Stack, folder: Path, client: Steno, sessions: Sessions
+    stack: Stack, folder: Path, client: Steno, sessions: Sessions, which: str, asked: int
 ) -> None:
+    """The one that ended last is the one by which its group is scored: without it, the function is asked about the rest."""
+    run = f"deleted-{which}"
     (folder / "hold").touch()
-    running = asyncio.create_task(rolled(scored(stack, folder, "deleted-one-of", group_size=3), Stand()))
+    running = asyncio.create_task(rolled(scored(stack, folder, run, group_size=3), Stand()))
     await until(lambda: len(told(folder)) == 1)
-    client.delete(sessions("deleted-one-of")[1].trial_id)
+    in_order = sorted(sessions(run), key=lambda one: (one.ended_at or 0.0, one.trial_id))
+    gone = in_order[0 if which == "first" else -1].trial_id
+    client.delete(gone)
     (folder / "hold").unlink()
-    ends = {one.trial_id[-1]: (one.end_reason, one.reward) for one in await running}
-    assert ends == {"0": ("completed", 1.0), "1": ("deleted", None), "2": ("completed", -1.0)}
+    results = {one.trial_id: one for one in await running}
+    assert results.pop(gone).end_reason == "deleted" and len(told(folder)) == asked
+    places = [one[0] for one in told(folder)[-1]]
+    assert {name: one.reward for name, one in results.items()} == {name: 1.0 - places.index(name) for name in results}
 
 
 def test_the_command_writes_a_line_once_a_trial_is_scored(rollout: Rollout, sessions: Sessions) -> None:
