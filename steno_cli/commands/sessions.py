@@ -219,11 +219,17 @@ def table_of(sessions: Sequence[Session], now: float) -> Table:
             *([Text(session.group_id or "-")] if grouped else []),
             str(counts.turns),
             str(counts.completion_tokens),
-            "-" if session.reward is None else f"{session.reward:g}",
+            _reward(session),
             ago(now - session.updated_at),
             *([Text(" ".join(session.marks))] if marked else []),
         )
     return table
+
+
+def _reward(session: Session) -> str:
+    if session.awaits_reward:
+        return "awaited"
+    return "-" if session.reward is None else f"{session.reward:g}"
 
 
 _NO_BOUND = 100_000

@@ -39,6 +39,23 @@ async def test_a_reward_that_comes_after_the_end_is_shown_in_the_head_and_by_the
         assert looker.troubles == []
 
 
+async def test_a_trial_that_is_scored_later_awaits_its_reward(proxy: Proxy, browser: Any) -> None:
+    await proxy.steno.create_group(GroupSpec(group_id="later", size=1))
+    await proxy.chat("later.0", "hello")
+    await proxy.steno.complete("later.0", Completion(final=False))
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("groups/later", "th .pill.completed")
+        assert await page.text_content(".column-reward b") == "awaited"
+        await looker.go("sessions/later.0?tab=tokens", ".done .tok")
+        await page.wait_for_selector(".fact:has(dt:text('Reward')) b:text-is('awaited')")
+        await page.select_option("text=Colour", "reason")
+        await page.wait_for_selector(".legend >> text=for training")
+        await proxy.steno.complete("later.0", Completion(reward=0.5))
+        await page.wait_for_selector(".fact:has(dt:text('Reward')) b:text-is('0.5')")
+        assert looker.troubles == []
+
+
 async def test_what_no_lease_brings_to_a_trainer_is_not_said_to_be_for_training(proxy: Proxy, browser: Any) -> None:
     await proxy.steno.create_group(GroupSpec(group_id="held-out", size=1, purpose="eval"))
     for trial in ("alone", "held-out.0"):

@@ -3,7 +3,7 @@
 import { get, turnsFrom } from "./api.js";
 import { add, h, put, say } from "./dom.js";
 import { brief, count, many, oneLine, plain, reward, seconds, time } from "./format.js";
-import { chips, fact, fold, json, rewardBar, statusPill } from "./pieces.js";
+import { chips, fact, fold, json, rewardBar, rewardOf, statusPill } from "./pieces.js";
 import { contentText, Recording, sampled } from "./record.js";
 
 const PAGE = 200;
@@ -105,7 +105,7 @@ function sideBySide(trials, recordings) {
   const rows = Math.min(MOST_ROWS, Math.max(0, ...paths.map((path) => path.length)));
   const heads = trials.map((trial, n) => h("th", { scope: "col" },
     h("a.mono", { href: `#/sessions/${encodeURIComponent(trial.trial_id)}` }, trial.trial_id.startsWith(`${trial.group_id}.`) ? trial.trial_id.slice(trial.group_id.length) : trial.trial_id), " ", statusPill(trial), chips(trial.marks),
-    h("div.column-reward", rewardBar(trial.reward), h("b.mono", reward(trial.reward))),
+    h("div.column-reward", rewardBar(trial.reward), h("b.mono", rewardOf(trial))),
     recordings[n].trouble === null ? null : h("div.bad", `Its turns can't be read: ${plain(recordings[n].trouble)}`),
     h("div.dim", `${many(paths[n].length, "turn")}, ${brief(trial.counts.completion_tokens)} tokens`),
     h("span.length", { "aria-hidden": "true" }, h("span", { style: { width: `${(100 * paths[n].reduce((sum, turn) => sum + sampled(turn), 0)) / longest}%` } }))));

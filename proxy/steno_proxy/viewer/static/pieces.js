@@ -1,7 +1,7 @@
 // Small parts that several views show.
 
 import { h } from "./dom.js";
-import { nodes, plain } from "./format.js";
+import { nodes, plain, reward } from "./format.js";
 
 export function statusPill(session) {
   const words = session.status === "open" ? "open" : session.end_reason && session.end_reason !== session.status ? plain(session.end_reason) : session.status;
@@ -15,6 +15,9 @@ export function rewardBar(value) {
   if (value === null || value === undefined || value < 0 || value > 1) return null;
   return h("span.bar", { "aria-hidden": "true" }, h("span", { style: { width: `${value * 100}%` } }));
 }
+
+// Of a session: a trial that has ended may be scored later, with its group.
+export const rewardOf = (session) => (session.awaits_reward ? "awaited" : reward(session.reward));
 
 export const fact = (name, ...value) => h("div.fact", h("dt", name), h("dd", value));
 

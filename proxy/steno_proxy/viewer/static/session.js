@@ -5,7 +5,7 @@ import { Conversation } from "./conversation.js";
 import { h, put, say } from "./dom.js";
 import { brief, count, many, nodes, plain, reward, seconds, time } from "./format.js";
 import { Outline } from "./outline.js";
-import { chips, fact, fold, statusPill } from "./pieces.js";
+import { chips, fact, fold, rewardOf, statusPill } from "./pieces.js";
 import { watched } from "./reach.js";
 import { Raw } from "./raw.js";
 import { OPEN, Recording } from "./record.js";
@@ -130,7 +130,7 @@ class SessionPage {
       h("div.headline", h("h1.mono", session.trial_id), statusPill(session), chips(session.marks)),
       session.status === "deleted" ? h("p.bad", { role: "note" }, DELETED) : null,
       h("dl.facts",
-        fact("Reward", h("b.big", reward(session.reward))),
+        fact("Reward", h("b.big", rewardOf(session))),
         fact("Turns", count(counts.turns)),
         fact("Sampled", brief(counts.completion_tokens), h("small", " tokens")),
         fact("Prompt", brief(counts.prompt_tokens), h("small", " tokens")),
@@ -147,9 +147,9 @@ class SessionPage {
 
   // Whether something may come yet: turns, the reward of a trial that has ended, the turn of an answer that its end cut off.
   goesOn() {
-    const { status, reward: given, ended_at: ended } = this.session;
+    const { status, reward: given, ended_at: ended, awaits_reward: awaits } = this.session;
     if (status === "deleted") return false;
-    return status === "open" || Date.now() / 1000 - ended < (given === null ? REWARD_S : SETTLED_S);
+    return status === "open" || awaits || Date.now() / 1000 - ended < (given === null ? REWARD_S : SETTLED_S);
   }
 
   // Looks while somebody sees the page: often while the session is open, and now and then after its end.

@@ -2,8 +2,8 @@
 
 import { get } from "./api.js";
 import { h, put, say } from "./dom.js";
-import { brief, count, many, plain, reward, seconds, time } from "./format.js";
-import { chips, rewardBar, statusPill } from "./pieces.js";
+import { brief, count, many, plain, seconds, time } from "./format.js";
+import { chips, rewardBar, rewardOf, statusPill } from "./pieces.js";
 
 const PAGE = 50;
 const LISTED = ["status", "run_id", "group_id"];
@@ -87,7 +87,7 @@ function line(session) {
     h("td.trial", h("a", { href: `#/sessions/${encodeURIComponent(session.trial_id)}` }, session.trial_id),
       h("div.under", where, chips(session.marks), session.metadata.agent ? h("span.chip", plain(session.metadata.agent)) : null)),
     h("td", statusPill(session)),
-    h("td.num", rewardBar(session.reward), h("span.mono", reward(session.reward))),
+    h("td.num", rewardBar(session.reward), h("span.mono", rewardOf(session))),
     h("td.num.mono", count(counts.turns)),
     h("td.num.mono", brief(counts.completion_tokens)),
     h("td.num.mono.dim", brief(counts.prompt_tokens)),

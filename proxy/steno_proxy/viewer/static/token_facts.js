@@ -26,7 +26,7 @@ export function sessionReason(session, purpose) {
   if (purpose === "eval") return "evaluation";
   if (session.status === "deleted" || session.status === "aborted") return session.status;
   for (const mark of ["text_only", "synthetic"]) if (session.marks.includes(mark)) return mark;
-  return session.reward === null ? "unscored" : null;
+  return session.reward === null && !session.awaits_reward ? "unscored" : null;
 }
 
 export class TokenFacts {

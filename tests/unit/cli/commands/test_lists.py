@@ -31,6 +31,15 @@ def drawn(sessions: list[Session], capsys: pytest.CaptureFixture[str]) -> list[s
     return capsys.readouterr().out.splitlines()
 
 
+def test_a_trial_that_is_scored_later_awaits_its_reward(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = [
+        session("g.0", status="completed", awaits_reward=True),
+        session("g.1", status="completed"),
+        session("g.2", reward=0.0),
+    ]
+    assert [row.split()[4] for row in drawn(ended, capsys)[1:]] == ["awaited", "-", "0"]
+
+
 @WIDTHS
 def test_trial_ids_and_numbers_stay_whole(columns: str, capsys: pytest.CaptureFixture[str]) -> None:
     group = "greet.morning.epoch-3.52d2287a4b" + "." + "x" * 60
