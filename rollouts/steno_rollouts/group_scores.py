@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 class _Group:
     """run: a call of `Rollouts.run`, whose group it is. trials: those on record, in order. held: results of trials that await
     their rewards, and who is told. over: trials that have ended and await none; told: those of them that were reported. runs: the
-    trial that ran when the group was last looked at. claimed: the trial by which these rollouts score the group."""
+    trial that ran when the group was last looked at. elsewhere: the trial by which another launcher scores the group; claimed: by
+    which these rollouts do."""
 
     group_id: str
     run: object
@@ -51,6 +52,7 @@ class _Group:
     over: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     runs: str | None = None
+    elsewhere: str | None = None
     claimed: str | None = None
     scoring: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -118,8 +120,8 @@ class GroupScores:
         group = self._groups.get(group_id)
         if group is None:
             return
-        async with group.scoring, self._at_once:
-            if not group.held:
+        async with group.scoring:
+            if not group.held or await self._scored_elsewhere(group):
                 return
             sessions = await self._ended(group)
             if sessions is None:
@@ -131,7 +133,8 @@ class GroupScores:
             last = max(awaiting, key=lambda session: (session.ended_at or 0.0, session.trial_id))
             group.claimed = last.trial_id
             try:
-                await self._scored_by(group, sessions, awaiting, last)
+                async with self._at_once:
+                    await self._scored_by(group, sessions, awaiting, last)
             except (Gone, NotFound):  # one was deleted: what is left of the group is scored at the next look
                 return
             finally:
@@ -145,11 +148,23 @@ class GroupScores:
         """If the trial `last` is these rollouts' to claim, also when the function has answered."""
         granted, _ = await self._claimed(group, last.trial_id)
         if not granted:
+            group.elsewhere = last.trial_id
             return
         outcomes = await self._asked(group, sessions)
         granted, claim = await self._claimed(group, last.trial_id)
         if granted:
             await to_its_end(self._post(group, awaiting, last, claim, outcomes))
+
+    async def _scored_elsewhere(self, group: _Group) -> bool:
+        """Whether the launcher that has the group's claim still scores it. Of a large group one trial is asked for."""
+        if group.elsewhere is None or self._claims is None:
+            return False
+        taken = await self._claims.take(group.group_id, group.trials[group.elsewhere])
+        self._claims.over(group.elsewhere)
+        if not taken.mine and taken.trial.session.awaits_reward:
+            return True
+        group.elsewhere = None
+        return False
 
     async def give_up(self, run: object) -> None:
         """Trials that await a reward get none: their groups wait for nothing any more."""

@@ -87,7 +87,7 @@ class Rollouts:
         self._claims = claims
         self._scores = scores or GroupScores(client, None, claims)
         self._patient = patient
-        self._others: dict[str, Assignment] = {}
+        self._others: dict[str, tuple[Assignment, list[TrialResult]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turn_to_others = asyncio.Event()
 
@@ -114,18 +114,23 @@ class Rollouts:
                             break
                         await self._plan(plan, done, running, results)
                     await self._until_others_ended(running, results)
-            if self._first.stopped is None:
-                await self._give_up_failed(self._first.let_go(), results)
+                    if self._first.stopped is None:
+                        await self._give_up_failed(self._first.let_go(), results)
+                        await self._until_others_ended(running, results)
         except BaseExceptionGroup as errors:
             raise first_failure(errors) from errors
         finally:
-            if self.options.resumable:
-                for _, asked in self._unanswered:
-                    asked.cancel()
-                self._unanswered.clear()
-            else:
-                await to_its_end(self._give_up(results), stopping=True)
-            self._scores.forget(results)
+            try:
+                if self.options.resumable:
+                    for _, asked in self._unanswered:
+                        asked.cancel()
+                    self._unanswered.clear()
+                else:
+                    await to_its_end(self._give_up(results), stopping=True)
+            finally:
+                self._scores.forget(results)
+                for trial_id in self._others_of(results):
+                    del self._others[trial_id]
         if self._first.stopped is not None:
             raise self._stopped(self._first.stopped)
         return results
@@ -214,8 +219,9 @@ class Rollouts:
                 self._slots.release()
 
     def _over(self, trial_id: str, trial: asyncio.Task[None]) -> None:
-        del self._tasks[trial_id]
         self._slots.release()
+        if self._tasks.get(trial_id) is trial:
+            del self._tasks[trial_id]
         if self._others or not self._tasks:
             self._turn_to_others.set()
 
@@ -227,7 +233,7 @@ class Rollouts:
             taken = await self._claims.take(waiting.trial.session.group_id or "", waiting.trial)
             assignment, late = replace(waiting, trial=taken.trial, claim=taken.epoch), taken.past_deadline
             if not taken.mine and self._has_no_end(taken.trial.session):
-                self._others[trial_id] = assignment
+                self._others[trial_id] = assignment, results
                 self._waiting.pop(trial_id, None)
                 return None
         session = assignment.trial.session
@@ -242,7 +248,7 @@ class Rollouts:
             reason = EndReason.INTERRUPTED if session.counts.turns else EndReason.DEADLINE
             self._ended(await self._runner.abandon(assignment, reason), results)
         except ClaimLost:
-            self._others[trial_id] = assignment
+            self._others[trial_id] = assignment, results
         return None
 
     def _has_no_end(self, session: Session) -> bool:
@@ -264,14 +270,14 @@ class Rollouts:
         if self._claims is None:
             return assignment
         taken = await self._claims.anew(assignment.trial.session.group_id or "", assignment.trial)
-        if not taken.mine and taken.trial.session.status == "open":
+        if not taken.mine and self._has_no_end(taken.trial.session):
             raise ClaimLost(f"trial {assignment.trial_id}: another launcher has taken it over")
         return replace(assignment, trial=taken.trial, claim=taken.epoch)
 
     async def _until_others_ended(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
         """Until no trial of other launchers is waited for, and every group is scored. A trial of ours that is lost may become one
         of theirs."""
-        while self._first.stopped is None and (self._others or self._tasks or self._scores.held(results)):
+        while self._first.stopped is None and (self._others_of(results) or self._tasks or self._scores.held(results)):
             await self._look_at_others(running, results)
             if not self._tasks:  # none of ours tells whose fault it was, and another launcher may wait for these
                 await self._give_up_failed(self._first.let_go(), results)
@@ -279,14 +285,19 @@ class Rollouts:
                 self._turn_to_others.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._turn_to_others.wait(), OTHERS_S)
-            elif self._others or self._scores.held(results):
+            elif self._others_of(results) or self._scores.held(results):
                 await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
 
     async def _look_at_others(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> None:
         """Trials of other launchers: those that have ended are told of, those of one that has gone are run."""
-        for trial_id in list(self._others):
+        for trial_id in self._others_of(results):
             if trial_id in self._others and not self._slots.locked():
-                await self._begin(self._others.pop(trial_id), running, results)
+                assignment, _ = self._others.pop(trial_id)
+                await self._begin(assignment, running, results)
+
+    def _others_of(self, results: list[TrialResult]) -> list[str]:
+        """Trials of other launchers that this call of `run` waits for."""
+        return [trial_id for trial_id, (_, whose) in self._others.items() if whose is results]
 
     def _lost(self, trial_id: str) -> None:
         """Another launcher has it."""
@@ -294,8 +305,8 @@ class Rollouts:
             trial.cancel()
 
     async def _one(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
-        await self._played(assignment, results, begun)
-        await self._scores.score(assignment.trial.session.group_id or "")
+        if await self._played(assignment, results, begun):
+            await self._scores.score(assignment.trial.session.group_id or "")
 
     @contextlib.contextmanager
     def _groups_looked_at(self, running: asyncio.TaskGroup, results: list[TrialResult]) -> Iterator[None]:
@@ -312,7 +323,8 @@ class Rollouts:
         finally:
             looking.cancel()
 
-    async def _played(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> None:
+    async def _played(self, assignment: Assignment, results: list[TrialResult], begun: Begun) -> bool:
+        """Whether its end was these rollouts' to tell."""
         trial_id = assignment.trial_id
         del self._waiting[trial_id]
         for observer in self._observers:
@@ -328,8 +340,10 @@ class Rollouts:
                 await self._give_up_failed(self._first.reached(begun.number), results)
             else:
                 await self._failed_early(failed, begun.number, results)
+            return True
         except ClaimLost:
-            self._others[trial_id] = assignment
+            self._others[trial_id] = assignment, results
+            return False
         finally:
             del self._running[trial_id]
             if looking is not None:
@@ -409,7 +423,7 @@ class Rollouts:
             try:
                 self._ended(await self._runner.give_up(failed), results)
             except ClaimLost:
-                self._others[failed.trial_id] = failed.assignment
+                self._others[failed.trial_id] = failed.assignment, results
 
     async def _give_up(self, results: list[TrialResult]) -> None:
         await self._give_up_failed(self._first.let_go(), results)

@@ -118,7 +118,9 @@ def is_scored_later(session: Session) -> bool:
 
 def deleted(session: Session) -> Session:
     """What is known of a trial that was deleted, from what it was before: nothing is on record of it any more."""
-    return session.model_copy(update={"status": "deleted", "end_reason": "deleted", "counts": Counts()})
+    return session.model_copy(
+        update={"status": "deleted", "end_reason": "deleted", "counts": Counts(), "awaits_reward": False}
+    )
 
 
 def recorded_result(session: Session, *, task_id: str, round_name: str, earlier: bool) -> TrialResult:

@@ -25,7 +25,8 @@ def headline(session: Session) -> Group:
     """What is known of the session, without its turns."""
     counts = session.counts
     state = session.status + (f" ({session.end_reason})" if session.end_reason else "")
-    reward = "no reward" if session.reward is None else f"reward {session.reward:g}"
+    none = "awaits its reward" if session.awaits_reward else "no reward"
+    reward = none if session.reward is None else f"reward {session.reward:g}"
     tokens = f"{counts.turns} turns, {counts.prompt_tokens} prompt + {counts.completion_tokens} sampled tokens"
     lines = [
         Text.assemble((session.trial_id, "bold"), f"  {state}, {reward}"),

@@ -151,7 +151,7 @@ class ProgressPrinter:
         self.stats.held_why = why
 
     def trial_waits(self, result: TrialResult) -> None:
-        if result.attempts and not result.earlier:
+        if result.attempts and not result.earlier and result.trial_id not in self._failed_early:
             self.stats.running -= 1
             self._awaiting.add(result.trial_id)
             self.stats.awaiting = len(self._awaiting)

@@ -6,7 +6,7 @@ for one (`reward.py`): a list in the trials' order, or a dict by trial id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ GROUP_INPUTS = "task task_folder group_id trials".split()
 @dataclass(frozen=True)
 class TrialOfGroup:
     """A trial, as the function sees it. reward: what its own reward function, file or verifier said; None: nothing. metrics,
-    end_reason: as recorded (`completed`, `timeout`, `exit_code`, `limit:max_turns`); `completed` where a command failed and a
-    reward of its own was found."""
+    end_reason: as recorded (`completed`, `timeout`, `exit_code`, `limit:max_turns`); `completed` where a command failed and
+    there was a reward of its own, or a reward function or file that said nothing sound."""
 
     trial_id: str
     transcript: Transcript
@@ -70,7 +70,8 @@ class GroupRewardFunction(UserFunction):
             if set(answer) != set(trial_ids):
                 raise RewardError(f"{self.where}: got a dict with {shown(sorted(map(str, answer)))}, {wanted}")
             return answer
-        found = list(answer) if isinstance(answer, Iterable) and not isinstance(answer, str | bytes) else None
+        in_order = isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Set)
+        found = list(answer) if in_order else None
         if found is None or len(found) != len(trial_ids):
             raise RewardError(f"{self.where}: got {shown(answer if found is None else found)}, {wanted}")
         return dict(zip(trial_ids, found, strict=True))

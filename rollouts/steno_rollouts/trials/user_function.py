@@ -73,14 +73,15 @@ class UserFunction:
         Args: of_what: a trial or a group. Raises: RewardError: it raised, or took too long, or `read` says so.
         """
         chosen = dict(inputs) if self._takes_all else {name: inputs[name] for name in self._names if name in inputs}
+        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with limit:
                 return await _in_thread(lambda: read(self._answer(chosen)), f"{self.field} of {of_what}")
-        except TimeoutError:
-            raise RewardError(f"{self.where}: no answer in {self._timeout_s:g} s") from None
         except RewardError:
             raise
         except Exception as error:  # the user's own code: whatever it raises is this trial's outcome
+            if limit.expired():
+                raise RewardError(f"{self.where}: no answer in {self._timeout_s:g} s") from None
             raise RewardError(f"{self.where} raised {type(error).__name__}: {error}") from error
 
     def _answer(self, inputs: dict[str, Any]) -> Any:

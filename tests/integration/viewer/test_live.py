@@ -40,19 +40,23 @@ async def test_a_reward_that_comes_after_the_end_is_shown_in_the_head_and_by_the
 
 
 async def test_a_trial_that_is_scored_later_awaits_its_reward(proxy: Proxy, browser: Any) -> None:
-    await proxy.steno.create_group(GroupSpec(group_id="later", size=1))
-    await proxy.chat("later.0", "hello")
-    await proxy.steno.complete("later.0", Completion(final=False))
+    await proxy.steno.create_group(GroupSpec(group_id="later", size=2))
+    for trial in ("later.0", "later.1"):
+        await proxy.chat(trial, "hello")
+        await proxy.steno.complete(trial, Completion(final=False))
     async with looking(browser, proxy.url) as looker:
         page = looker.page
         await looker.go("groups/later", "th .pill.completed")
-        assert await page.text_content(".column-reward b") == "awaited"
+        assert await page.locator(".column-reward b").all_text_contents() == ["awaited"] * 2
         await looker.go("sessions/later.0?tab=tokens", ".done .tok")
         await page.wait_for_selector(".fact:has(dt:text('Reward')) b:text-is('awaited')")
         await page.select_option("text=Colour", "reason")
         await page.wait_for_selector(".legend >> text=for training")
         await proxy.steno.complete("later.0", Completion(reward=0.5))
         await page.wait_for_selector(".fact:has(dt:text('Reward')) b:text-is('0.5')")
+        await looker.go("sessions/later.1", ".fact:has(dt:text('Reward')) b:text-is('awaited')")
+        await proxy.steno.complete("later.1", Completion())
+        await page.wait_for_selector(".fact:has(dt:text('Reward')) b:text-is('\N{EN DASH}')")
         assert looker.troubles == []
 
 

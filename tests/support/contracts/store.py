@@ -214,7 +214,10 @@ class StoreContract(ListContract, RecordingContract):
         for trial_id, status in (("none", "completed"), ("up", "aborted")):
             await store.register(session(trial_id))
             await store.complete(trial_id, status="completed", final=False, **(END | {"reward": None}))
-            left = await store.complete(trial_id, status=status, **(END | {"reward": None, "metrics": {"m": 1.0}}))
+            left = await store.complete(
+                trial_id, status=status, **(END | {"reward": None, "metrics": {"m": 1.0}, "now": 60.0})
+            )
+            assert left.updated_at == 60.0, "whoever watches it sees that"
             assert (left.status, left.awaits_reward, left.metrics) == (status, False, {"resolved": 1.0, "m": 1.0})
             with pytest.raises(Conflict):
                 await store.complete(trial_id, status="aborted" if status == "completed" else "completed", **END)

@@ -195,6 +195,7 @@ class MemoryStore:
         if not final and claim is not None and head.awaits_reward:
             head.claim_until = None
         if final and not head.final:
+            head.updated = now
             head.metrics = {**head.metrics, **metrics}
         else:
             head.metrics = head.metrics or dict(metrics)

@@ -60,6 +60,8 @@ async def test_a_function_may_say_nothing_of_a_trial(tmp_path: Path) -> None:
         ("def score(trials): return 1.0", "got 1.0, must be a list of 2 rewards, or a dict of them by trial_id"),
         ("def score(trials): return [1.0]", "got [1.0], must be a list of 2 rewards"),
         ("def score(trials): return 'ab'", "got 'ab', must be a list of 2 rewards"),
+        ("def score(trials): return {1.0, 2.0}", "got {1.0, 2.0}, must be a list of 2 rewards"),
+        ("def score(trials): raise TimeoutError('the judge')", "raised TimeoutError: the judge"),
         ("def score(trials): return None", "got None, must be a list of 2 rewards"),
         (
             "def score(trials): return {'g.0': 1, 'g.2': 1}",

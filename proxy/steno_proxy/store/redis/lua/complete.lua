@@ -27,6 +27,7 @@ if ARGV[2] ~= '' and redis.call('HSETNX', KEYS[1], 'reward', ARGV[2]) == 1 and s
   redis.call('HSET', KEYS[1], 'updated', ARGV[5])
 end
 if ARGV[6] == '1' then
+  if status ~= 'open' and not final then redis.call('HSET', KEYS[1], 'updated', ARGV[5]) end
   redis.call('HSET', KEYS[1], 'final', 1)
 elseif ARGV[7] ~= '' and not final and not reward then
   redis.call('HDEL', KEYS[1], 'claim_until')
