@@ -60,19 +60,22 @@ def leaves(stack: Stack, trial_id: str) -> int:
 
 
 def test_mini_swe_agent_is_recorded_and_rewarded(rollout: Harbor) -> None:
-    """And the same tasks in containers without Harbor: by it, and by Claude Code."""
+    """And scored with its group, by what Harbor's verifier said. And the same tasks in containers without Harbor: by it, and by
+    Claude Code."""
+    judge = rollout.folder / "judge.py"
+    judge.write_text("def ranked(trials): return [one.reward + one.metrics['tests'] for one in trials]\n")
     rollout.task("apart", APART, {"instruction.md": WRITE, "tests/test.sh": CHECK})
     tasks = rollout.task("shared", "", {"instruction.md": WRITE, "tests/test.sh": CHECK})
     options = ("--agent", "mini-swe-agent", "--agent-in-image", "--group-size", "1")
-    said = rollout(tasks, "--run", "mini", *options, command=[])
+    said = rollout(tasks, "--run", "mini", *options, "--group-reward", f"{judge}:ranked", command=[])
     found = rewards(rollout)
     assert {name: (row["end_reason"], row["reward"], row["turns"]) for name, row in found.items()} == {
-        "apart": ("completed", 1.0, 3),
-        "shared": ("completed", 1.0, 3),
+        "apart": ("completed", 4.0, 3),
+        "shared": ("completed", 4.0, 3),
     }, said
     assert "1 of 2 tasks (shared): their verifier runs in the sandbox that their agent had" in said
     assert [found[name]["metrics"].get("shared_verifier") for name in ("apart", "shared")] == [None, 1.0]
-    assert found["apart"]["metrics"]["tests"] == 3.0
+    assert (found["apart"]["metrics"]["tests"], found["apart"]["metrics"]["own_reward"]) == (3.0, 1.0)
     for row in found.values():
         assert leaves(rollout.stack, row["trial_id"]) == 1
         (trajectory,) = Path(row["folder"]).glob("harbor/*/agent/trajectory.json")

@@ -125,6 +125,9 @@ def test_a_trial_runs_where_its_resource_is_and_is_scored_there(
         "    assert task['verifier']['answer'] == '42' and (task_folder / 'task.toml').is_file() and exit_code == 0\n"
         "    assert stdout.stat().st_size > 20_000, 'whole, where it was written'\n"
         "    return {'reward': 0.5, 'turns': len(transcript.turns), 'files': len(list(workdir.iterdir()))}\n"
+        "def ranked(trials):\n"
+        "    assert [len(one.transcript.turns) for one in trials] == [1, 1]\n"
+        "    return [one.reward + place for place, one in enumerate(trials)]\n"
     )
     code = (
         "import json, subprocess; ask(); note('ran'); print('x' * 20_000)\n"
@@ -134,14 +137,15 @@ def test_a_trial_runs_where_its_resource_is_and_is_scored_there(
     rollout.environment |= {"STENO_ADMIN_KEY": ADMIN}
     said = rollout(
         rollout.folder / "tasks", "--run", "on-ray", "--group-size", "2", "--keep", "all", "--ray-return-kb", "4",
-        "--reward", f"{rollout.folder / 'score.py'}:score",
+        "--reward", f"{rollout.folder / 'score.py'}:score", "--group-reward", f"{rollout.folder / 'score.py'}:ranked",
         *cluster.options("--ray-resources", '{"sandbox": 1}'), command=agent(notes, code),
     )  # fmt: skip
     assert "Ray 2." in said and ": 1 of 3 nodes have CPU 1, sandbox 1 for a trial" in said
     assert "there is room for 1 trials at a time, and in_flight is 8: the others wait in Ray" in said
     assert "trials are not isolated: they can read your files" in said, "the node says how trials are confined there"
     recorded = sessions("on-ray")
-    assert [session.reward for session in recorded] == [0.5, 0.5]
+    assert [session.reward for session in recorded] == [0.5, 1.5]
+    assert all(session.metrics["own_reward"] == 0.5 for session in recorded), "of the node; the group is scored here"
     assert all(session.metrics["turns"] == session.counts.turns == 1 for session in recorded)
     assert all(session.metrics["files"] == 2 for session in recorded), "instruction.md and start.sh"
     ran = [path.read_text() for path in notes.glob("one.ran.*")]
