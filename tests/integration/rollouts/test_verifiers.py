@@ -81,14 +81,17 @@ def sessions(client: Steno, run: str) -> list[Session]:
 
 
 def test_an_agent_with_tools_is_on_record_with_what_its_rewards_say(stack: Stack, home: Path, tmp_path: Path) -> None:
-    results = roll_out(stack, home, tmp_path, "words", "steno_words", {"agent": BASH}, "--group-size", "2")
+    """And scored with its group, by what they said."""
+    (tmp_path / "judge.py").write_text("def halved(trials): return [one.reward / 2 for one in trials]")
+    judged = ("--group-reward", f"{tmp_path / 'judge.py'}:halved", "--reward-timeout-s", "60")
+    results = roll_out(stack, home, tmp_path, "words", "steno_words", {"agent": BASH}, "--group-size", "2", *judged)
     assert "warning: agent: runs as processes of this machine, not isolated" in (tmp_path / "stderr.log").read_text()
     assert sorted((row["task_id"], row["reward"], row["end_reason"]) for row in results) == [
-        ("amber", 2.0, "completed"), ("amber", 2.0, "completed"), ("cedar", 0.0, "completed"), ("cedar", 0.0, "completed"),
+        ("amber", 1.0, "completed"), ("amber", 1.0, "completed"), ("cedar", 0.0, "completed"), ("cedar", 0.0, "completed"),
     ]  # fmt: skip
     with Steno(stack.url, ADMIN) as client:
         for session in sessions(client, "words"):
-            assert session.metrics["calls"] == 2.0
+            assert session.metrics["calls"] == 2.0 and session.metrics["own_reward"] == (2.0 if session.reward else 0.0)
             assert session.metrics["right"] == (1.0 if session.reward else 0.0), "a reward without its weight"
             turns = list(client.turns(session.trial_id))
             assert [turn.fork_reason for turn in turns] == [None, None], "one conversation, continuous"
