@@ -55,6 +55,21 @@ def test_a_line_says_how_far_how_well_and_what_failed() -> None:
     assert out.getvalue().splitlines()[2:] == ["g.3: failed before its first turn: exit code 127 (see /kept)"]
 
 
+def test_trials_that_wait_for_their_groups_do_not_run_and_have_not_failed() -> None:
+    out = io.StringIO()
+    progress = ProgressPrinter(Console(file=out), clock=lambda: 0.0)
+    for trial in range(2):
+        progress.trial_started(f"g.{trial}")
+    progress.trial_waits(result(0, awaits_reward=True))
+    progress.trial_waits(result(2, awaits_reward=True, earlier=True, attempts=0))
+    assert "0 trials, 1 running" in progress.line() and "0 failed" in progress.line()
+    assert progress.line().endswith("1 wait to be scored with their groups"), "those that these rollouts have run"
+    for ended in (result(0, 1.0, "completed"), result(1, 0.0, "completed"), result(2, 0.5, "completed", earlier=True)):
+        progress.trial_ended(ended)
+    assert "3 trials, 1 of them earlier, 0 running" in progress.line() and "wait" not in progress.line()
+    assert out.getvalue() == ""
+
+
 def test_failures_are_shown_up_to_a_bound_and_cancelled_trials_not() -> None:
     out = io.StringIO()
     progress = ProgressPrinter(Console(file=out), clock=lambda: 0.0)
