@@ -12,7 +12,7 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import BadRequest, Gone, NotFound, StenoError
 from steno.contracts.rest import Trial
 from steno.contracts.runs.claims import CLAIM_S, Claim, ClaimRequest
-from steno_rollouts.outcome import deleted, is_scored_later
+from steno_rollouts.outcome import deleted, has_no_end
 from steno_rollouts.trials.containers.launcher import Launcher
 
 log = logging.getLogger(__name__)
@@ -96,8 +96,7 @@ class Claims:
         for trial_id, claim in zip(trial_ids, claims, strict=True):
             if not claim.granted and trial_id in self._held:
                 self.over(trial_id)
-                session = claim.trial.session
-                if session.status == "open" or (session.awaits_reward and not is_scored_later(session)):
+                if has_no_end(claim.trial.session):
                     log.warning("trial %s: launcher %s has taken it over", trial_id, claim.launcher)
                     lost(trial_id)
 

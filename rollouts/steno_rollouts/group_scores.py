@@ -26,7 +26,7 @@ from steno_rollouts.outcome import (
     RewardError,
     TrialResult,
     deleted,
-    is_scored_later,
+    has_no_end,
     recorded_result,
 )
 from steno_rollouts.trials.group_reward import GroupRewardFunction, TrialOfGroup
@@ -40,16 +40,14 @@ log = logging.getLogger(__name__)
 @dataclass
 class _Group:
     """run: a call of `Rollouts.run`, whose group it is. trials: those on record, in order. held: results of trials that await
-    their rewards, and who is told. over: trials that have ended and await none; told: those of them that were reported. runs: the
-    trial that ran when the group was last looked at. elsewhere: the trial by which another launcher scores the group; claimed: by
-    which these rollouts do."""
+    their rewards, and who is told. told: trials whose results were reported. runs: the trial that ran when the group was last
+    looked at. elsewhere: the trial by which another launcher scores the group; claimed: by which these rollouts do."""
 
     group_id: str
     run: object
     plan: Planned
     trials: dict[str, Trial]
     held: dict[str, tuple[TrialResult, Report]] = field(default_factory=dict)
-    over: set[str] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     runs: str | None = None
     elsewhere: str | None = None
@@ -85,7 +83,6 @@ class GroupScores:
         if result.awaits_reward:
             group.held[result.trial_id] = result, report
             return True
-        group.over.add(result.trial_id)
         group.told.add(result.trial_id)
         if group.told >= group.trials.keys():
             del self._groups[result.group_id]
@@ -176,19 +173,15 @@ class GroupScores:
     async def _ended(self, group: _Group) -> list[Session] | None:
         """The group's trials that are on record, in order; None: one of them runs, or its launcher has not said how it ended."""
         found: dict[str, Session] = {}
-        ended = [*group.held, *(trial_id for trial_id in group.over if trial_id not in group.held)]
-        unknown = [trial_id for trial_id in group.trials if trial_id not in ended and trial_id != group.runs]
-        for trial_id in [*([] if group.runs is None else [group.runs]), *unknown, *ended]:
+        in_turn = sorted(group.trials, key=lambda name: (name != group.runs, name in group.held or name in group.told))
+        for trial_id in in_turn:  # those that may run come first: one is enough
             try:
                 session = await self._client.session(trial_id)
             except (Gone, NotFound):  # deleted
-                group.over.add(trial_id)
                 continue
-            if session.status == "open" or (session.awaits_reward and not is_scored_later(session)):
+            if has_no_end(session):
                 group.runs = trial_id
                 return None
-            if not session.awaits_reward:
-                group.over.add(trial_id)
             found[trial_id] = session
         group.runs = None
         return [found[trial_id] for trial_id in group.trials if trial_id in found]

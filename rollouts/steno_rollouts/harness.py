@@ -29,7 +29,7 @@ from steno_rollouts.claims import Claims
 from steno_rollouts.first_turns import Begun, FirstTurns
 from steno_rollouts.group_scores import GroupScores
 from steno_rollouts.groups import GroupOptions, Observer, Planned
-from steno_rollouts.outcome import EndReason, TrialResult, is_scored_later
+from steno_rollouts.outcome import EndReason, TrialResult, has_no_end, is_scored_later
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
@@ -252,18 +252,14 @@ class Rollouts:
         return None
 
     def _has_no_end(self, session: Session) -> bool:
-        """It runs; or a limit of its own has ended it, and whoever ran it has not said how.
-
-        Raises: Conflict: it is to be scored with its group, and these rollouts score each trial by itself."""
-        if not is_scored_later(session):
-            return session.status == "open" or session.awaits_reward
-        if not self._scores.together:
+        """Raises: Conflict: it is to be scored with its group, and these rollouts score each trial by itself."""
+        if is_scored_later(session) and not self._scores.together:
             raise Conflict(
                 f"trial {session.trial_id} is to be scored together with its group: all launchers of a run need the same "
                 "--group-reward",
                 field="group_reward",
             )
-        return False
+        return has_no_end(session)
 
     async def _anew(self, assignment: Assignment) -> Assignment:
         """With another key, of which what may still run of a lost attempt knows nothing. Raises: ClaimLost."""

@@ -116,6 +116,11 @@ def is_scored_later(session: Session) -> bool:
     return session.awaits_reward and WALL_S in session.metrics
 
 
+def has_no_end(session: Session) -> bool:
+    """It runs; or a limit of its own has ended it, and whoever ran it has not said how."""
+    return session.status == "open" or (session.awaits_reward and not is_scored_later(session))
+
+
 def deleted(session: Session) -> Session:
     """What is known of a trial that was deleted, from what it was before: nothing is on record of it any more."""
     return session.model_copy(

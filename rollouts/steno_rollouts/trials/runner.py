@@ -27,7 +27,7 @@ from steno_rollouts.outcome import (
     RewardError,
     TrialResult,
     deleted,
-    is_scored_later,
+    has_no_end,
     recorded_result,
 )
 from steno_rollouts.trials import workdir
@@ -177,7 +177,7 @@ class TrialRunner:
         except (Conflict, Gone, NotFound) as error:
             log.warning("trial %s: its end was not taken: %s", trial_id, error.message)
             session = await self._recorded(assignment, error)
-            if session.status == "open" or (session.awaits_reward and not is_scored_later(session)):
+            if has_no_end(session):
                 raise ClaimLost(error.message) from None
             return session
 

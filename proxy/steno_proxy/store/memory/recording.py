@@ -128,15 +128,8 @@ class MemoryRecording:
 
     def claim(self, launcher: str, ttl_s: float, now: float, gone: Collection[str]) -> Claimed:
         head = self.head
-        found = claimed(
-            head.claimed,
-            launcher,
-            ttl_s,
-            now,
-            is_open=head.status == "open",
-            awaits_reward=head.awaits_reward,
-            gone=gone,
-        )
+        is_open, waits = head.status == "open", head.awaits_reward
+        found = claimed(head.claimed, launcher, ttl_s, now, is_open=is_open, awaits_reward=waits, gone=gone)
         if found.granted:
             head.claim, head.claim_by, head.claim_until = found.claim
             head.rotations += found.taken_over

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -276,8 +277,11 @@ async def test_a_trial_that_another_launcher_has_is_not_told_of_also_where_its_l
 async def test_a_trial_that_was_deleted_has_ended_and_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StenoError, reason: EndReason
 ) -> None:
+    """Also one that its limit had ended: it awaits no reward any more."""
     monkeypatch.setattr("steno_rollouts.trials.runner.SETTLE_S", 0.0)
     proxy, results = Proxy(turns=1), []
+    limited = proxy.session.model_copy(update={"status": "completed", "awaits_reward": True})
+    proxy.assignment = replace(proxy.assignment, trial=proxy.assignment.trial.model_copy(update={"session": limited}))
 
     async def deleted(*_: object) -> Session:
         raise error
