@@ -38,8 +38,8 @@ from benchmarks.report import describe_machine
 from benchmarks.targets import CORES, ROOT, Launcher, free_port, process_cpu_s
 from steno.client.client import AsyncSteno
 from steno.contracts.rest import GroupTrials
-from steno_rollouts.admission import Admission
-from steno_rollouts.groups import GroupOptions, Planned
+from steno_rollouts.groups.admission import Admission
+from steno_rollouts.groups.plan import GroupOptions, Planned
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import Task

@@ -27,10 +27,10 @@ from steno.contracts.runs.train_models import checked
 from steno_adapters.collected_group import Branches, CollectedGroup, read_group
 from steno_adapters.function_agents import AgentFunction, FunctionAgents
 from steno_adapters.last_failures import LastFailures
-from steno_rollouts.admission import Admission
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.groups import GroupOptions, Planned
+from steno_rollouts.groups.admission import Admission
+from steno_rollouts.groups.plan import GroupOptions, Planned
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.tasks.task import Task, group_id
 from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions

@@ -11,12 +11,12 @@ from pathlib import Path
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import BadRequest, ConfigError, NotFound
 from steno.contracts.records import Limits, SamplingPolicy
-from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.calls.patience import PatientSteno
-from steno_rollouts.claims import Claims
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.group_scores import GroupScores
-from steno_rollouts.groups import GroupOptions, Observer
+from steno_rollouts.groups.admission import Admission, InHand
+from steno_rollouts.groups.claims import Claims
+from steno_rollouts.groups.plan import GroupOptions, Observer
+from steno_rollouts.groups.scores import GroupScores
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.tasks.task import Task, load_tasks

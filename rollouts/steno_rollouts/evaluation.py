@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.build import Prepared
-from steno_rollouts.groups import Planned
+from steno_rollouts.groups.plan import Planned
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.reporting.breakdown import bounded, label_of, metric_means

@@ -6,7 +6,7 @@
 A group is registered when there is a free place for its first trial and the staleness bound admits it. Its id follows from
 run, task and round, so rollouts that were killed find their groups again: trials that have ended are not run again, those
 that were running are aborted as `interrupted`, those that had not begun are run. Where several launchers work on one run, each
-trial is run by the one that has claimed it (`claims.py`), and the others wait for its end.
+trial is run by the one that has claimed it (`groups/claims.py`), and the others wait for its end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, StenoError, StoreFull
 from steno.contracts.records import Session
 from steno.contracts.rest import GroupTrials, Trial
-from steno_rollouts.admission import Admission, InHand
 from steno_rollouts.calls.posts import Stop, posted, to_its_end
-from steno_rollouts.claims import Claims
-from steno_rollouts.first_turns import Begun, FirstTurns
-from steno_rollouts.group_scores import GroupScores
-from steno_rollouts.groups import GroupOptions, Observer, Planned
+from steno_rollouts.groups.admission import Admission, InHand
+from steno_rollouts.groups.claims import Claims
+from steno_rollouts.groups.first_turns import Begun, FirstTurns
+from steno_rollouts.groups.plan import GroupOptions, Observer, Planned
+from steno_rollouts.groups.scores import GroupScores
 from steno_rollouts.outcome import EndReason, TrialResult, has_no_end, is_scored_later
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials.play import Assignment

@@ -1,6 +1,6 @@
 """What is looked at before the first group is registered: is the proxy there and does the key open the run, is the command there
 for trials, is there a trainer, does a worker serve a model. The rest only a trial can show: the first one runs alone until its
-first turn (`first_turns.py`).
+first turn (`groups/first_turns.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from steno.contracts.errors import ConfigError, StenoError, Unreachable
 from steno.contracts.records import Session
 from steno.contracts.rest import Trial
 from steno.contracts.runs.leases import RunView
-from steno_rollouts.admission import trainer_of
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
+from steno_rollouts.groups.admission import trainer_of
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Exit, TrialJob

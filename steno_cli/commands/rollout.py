@@ -46,7 +46,7 @@ async def roll_out(settings: RolloutSettings, run_id: str, *, patient: bool = Tr
 
 
 async def _rolled_out(prepared: Prepared, run_id: str, patient: bool) -> list[TrialResult]:
-    from steno_rollouts.groups import epochs
+    from steno_rollouts.groups.plan import epochs
     from steno_rollouts.preflight import (
         about_group_size,
         about_trainer,

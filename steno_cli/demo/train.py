@@ -40,8 +40,8 @@ from steno_cli.demo.processes import (
 from steno_cli.demo.task import make_misleading_world
 from steno_cli.demo.toy_agent import solve
 from steno_cli.demo.train_report import show_ledger, write_plot
-from steno_rollouts.admission import Admission
-from steno_rollouts.groups import GroupOptions, Planned
+from steno_rollouts.groups.admission import Admission
+from steno_rollouts.groups.plan import GroupOptions, Planned
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob

@@ -114,7 +114,7 @@ MUTANTS = (
     ),
     Mutant(
         "admits-one-step-more", "a step more of groups is admitted than can come in time",
-        "rollouts/steno_rollouts/admission.py",
+        "rollouts/steno_rollouts/groups/admission.py",
         "groups_per_step * (max_staleness_steps + 1) - in_hand", "groups_per_step * (max_staleness_steps + 2) - in_hand",
         _unit("data/staleness"),
     ),

@@ -47,7 +47,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """As in `RolloutSettings`. scored_together: trials get their rewards once their group has ended (`group_scores.py`)."""
+    """As in `RolloutSettings`. scored_together: trials get their rewards once their group has ended (`groups/scores.py`)."""
 
     command: tuple[str, ...]
     work_dir: Path

@@ -26,8 +26,8 @@ from steno.client.client import AsyncSteno, Steno
 from steno.contracts.records import SamplingPolicy
 from steno.contracts.runs.leases import LeaseRequest, RunView
 from steno.models import TINY
-from steno_rollouts.admission import Admission
-from steno_rollouts.groups import GroupOptions, Planned
+from steno_rollouts.groups.admission import Admission
+from steno_rollouts.groups.plan import GroupOptions, Planned
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import Task

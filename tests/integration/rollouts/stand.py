@@ -12,7 +12,7 @@ import httpx
 
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.groups import epochs
+from steno_rollouts.groups.plan import epochs
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from tests.integration.rollouts.conftest import ADMIN
 from tests.support.programs.stack import Stack

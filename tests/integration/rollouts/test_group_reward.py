@@ -19,8 +19,8 @@ from steno.contracts.records import Session
 from steno.contracts.runs.claims import ClaimRequest
 from steno_rollouts import harness
 from steno_rollouts.build import Prepared
-from steno_rollouts.claims import Claims
-from steno_rollouts.groups import epochs
+from steno_rollouts.groups.claims import Claims
+from steno_rollouts.groups.plan import epochs
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.executor import Exit, TrialJob

@@ -17,7 +17,7 @@ from steno.contracts.records import Session
 from steno.contracts.rest import Completion, GroupSpec, GroupTrials
 from steno_rollouts.build import Prepared
 from steno_rollouts.evaluation import Evaluator, greedy
-from steno_rollouts.groups import epochs
+from steno_rollouts.groups.plan import epochs
 from steno_rollouts.tasks.task import group_id
 from steno_rollouts.trials import runner
 from steno_rollouts.trials.executor import Exit, TrialJob

@@ -15,7 +15,7 @@ from steno.contracts.records import Session
 from steno.contracts.rest import GroupSpec, GroupTrials
 from steno_rollouts import harness
 from steno_rollouts.calls.patience import PatientSteno
-from steno_rollouts.groups import epochs
+from steno_rollouts.groups.plan import epochs
 from steno_rollouts.harness import RolloutsStopped
 from steno_rollouts.outcome import TrialResult
 from steno_rollouts.tasks.task import group_id

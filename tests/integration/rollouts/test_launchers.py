@@ -17,10 +17,10 @@ from steno.client.client import Steno
 from steno.contracts.errors import Conflict
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
-from steno_rollouts.admission import InHand
 from steno_rollouts.build import Prepared
-from steno_rollouts.claims import Claims
-from steno_rollouts.groups import epochs
+from steno_rollouts.groups.admission import InHand
+from steno_rollouts.groups.claims import Claims
+from steno_rollouts.groups.plan import epochs
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.executor import Exit, TrialJob

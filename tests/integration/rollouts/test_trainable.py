@@ -15,7 +15,7 @@ from steno.contracts.runs.leases import LeaseRequest
 from steno_cli.demo.task import make_world
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.groups import epochs
+from steno_rollouts.groups.plan import epochs
 from tests.integration.rollouts.conftest import TOY
 from tests.support.programs.processes import SLOW_S, process, until
 from tests.support.programs.stack import running

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.runs.leases import RunGroups, RunTrainer, RunView
-from steno_rollouts.admission import Admission
 from steno_rollouts.build import Prepared, located
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.groups import epochs
+from steno_rollouts.groups.admission import Admission
+from steno_rollouts.groups.plan import epochs
 from steno_rollouts.tasks.task import Task
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from steno.contracts.records import Group
 from steno.contracts.runs.leases import Lease, LeaseRequest
-from steno_rollouts.admission import admissible_groups
+from steno_rollouts.groups.admission import admissible_groups
 from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.data.lease_feed import LeaseFeed
 from steno_trainer.data.ledger import Ledger, Reason

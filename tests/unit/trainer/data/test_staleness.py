@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steno_rollouts.admission import admissible_groups
+from steno_rollouts.groups.admission import admissible_groups
 from steno_trainer.data.ledger import Reason
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory, judge
 from steno_trainer.errors import BadBatch

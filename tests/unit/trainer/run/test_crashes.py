@@ -27,7 +27,7 @@ from steno.contracts.runs.leases import Lease, LeaseRequest, RunView
 from steno_proxy.api import lease_wait
 from steno_proxy.sessions.samples import samples
 from steno_proxy.store.memory.store import MemoryStore
-from steno_rollouts.admission import admissible_groups
+from steno_rollouts.groups.admission import admissible_groups
 from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.lease_feed import LeaseFeed

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
-from steno_rollouts.first_turns import FirstTurns
+from steno_rollouts.groups.first_turns import FirstTurns
 from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.trials.executor import Exit
 from steno_rollouts.trials.runner import FailedTrial

@@ -11,7 +11,7 @@ from steno.contracts.errors import Gone, NotFound, StenoError
 from steno.contracts.records import Group, Session
 from steno.contracts.rest import Trial
 from steno.contracts.runs.claims import Claim, ClaimRequest
-from steno_rollouts.claims import Claims, Taken
+from steno_rollouts.groups.claims import Claims, Taken
 
 TRIAL = Trial(session=Session(trial_id="g.0", created_at=1.0, updated_at=1.0), urls={})
 

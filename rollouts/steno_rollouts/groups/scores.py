@@ -18,8 +18,8 @@ from steno.contracts.records import Session
 from steno.contracts.rest import Completion, GroupTrials, Trial
 from steno_rollouts.calls.patience import AWAY
 from steno_rollouts.calls.posts import to_its_end
-from steno_rollouts.claims import Claims
-from steno_rollouts.groups import Planned
+from steno_rollouts.groups.claims import Claims
+from steno_rollouts.groups.plan import Planned
 from steno_rollouts.outcome import (
     CommandOutcome,
     EndReason,
