@@ -16,7 +16,6 @@ from steno_rollouts.config import RolloutSettings
 from steno_rollouts.groups.admission import Admission, InHand
 from steno_rollouts.groups.claims import Claims
 from steno_rollouts.groups.plan import GroupOptions, Observer
-from steno_rollouts.groups.scores import GroupScores
 from steno_rollouts.harness import Rollouts
 from steno_rollouts.tasks.selection import TaskSelection
 from steno_rollouts.tasks.task import Task, load_tasks
@@ -232,8 +231,7 @@ class Prepared:
             fork_of=settings.forked_from,
         )
         admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
-        claims = claims or Claims(client)
         return Rollouts(
-            client, runner, groups, admission=admission, in_hand=in_hand, observers=observers, claims=claims,
-            scores=GroupScores(client, self.group_reward, claims), patient=isinstance(client, PatientSteno),
+            client, runner, groups, admission=admission, in_hand=in_hand, observers=observers,
+            claims=claims or Claims(client), group_reward=self.group_reward, patient=isinstance(client, PatientSteno),
         )  # fmt: skip

@@ -3,8 +3,8 @@
 Nothing is known of the policy by it, and the next trial would mostly fail as this one did. So the first trial runs alone until
 it has a turn on record; and what failed before its first turn is left open at the proxy until it is known why: given up once a
 trial that began later has come further (it was that one trial's own fault), where none can begin until it is, or where none does
-any more; left for the next start of the run once too many have failed in a row. Bookkeeping only: `harness.Rollouts` does what is
-said here.
+any more; left for the next start of the run once too many have failed in a row. Bookkeeping only: `TrialPool` does what is said
+here.
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ class FirstTurns:
     def failed(self, number: int, failed: FailedTrial) -> bool:
         """Whether the rollouts are to stop (`stop`), unless one of the trials that run and began later has had a turn."""
         self.held[number] = failed
+        return self.too_many
+
+    @property
+    def too_many(self) -> bool:
         return self.in_a_row >= self.stop_after
 
     def let_go(self) -> list[FailedTrial]:

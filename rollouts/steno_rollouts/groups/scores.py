@@ -39,15 +39,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Group:
-    """run: a call of `Rollouts.run`, whose group it is. trials: those on record, in order. held: results of trials that await
-    their rewards, and who is told. told: trials whose results were reported. runs: the trial that ran when the group was last
-    looked at. elsewhere: the trial by which another launcher scores the group; claimed: by which these rollouts do."""
+    """trials: those on record, in order. held: results of trials that await their rewards. told: trials whose results were
+    reported. runs: the trial that ran when the group was last looked at. elsewhere: the trial by which another launcher scores
+    the group; claimed: by which these rollouts do."""
 
     group_id: str
-    run: object
     plan: Planned
     trials: dict[str, Trial]
-    held: dict[str, tuple[TrialResult, Report]] = field(default_factory=dict)
+    held: dict[str, TrialResult] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     runs: str | None = None
     elsewhere: str | None = None
@@ -56,12 +55,21 @@ class _Group:
 
 
 class GroupScores:
-    """Of one `Rollouts`. Args: function: None: each trial has its own reward. claims: None: nobody else works on this run."""
+    """Of one call of `Rollouts.run`.
 
-    def __init__(self, client: AsyncSteno, function: GroupRewardFunction | None, claims: Claims | None) -> None:
+    Args:
+        function: None: each trial has its own reward.
+        claims: None: nobody else works on this run.
+        report: is told of results that were held.
+    """
+
+    def __init__(
+        self, client: AsyncSteno, function: GroupRewardFunction | None, claims: Claims | None, report: Report
+    ) -> None:
         self._client = client
         self._function = function
         self._claims = claims
+        self._report = report
         self._groups: dict[str, _Group] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -69,44 +77,39 @@ class GroupScores:
     def together(self) -> bool:
         return self._function is not None
 
-    def started(self, plan: Planned, group: GroupTrials, run: object) -> None:
-        """Args: run: names the call of `Rollouts.run`, until `forget`."""
+    def started(self, plan: Planned, group: GroupTrials) -> None:
         if self.together:
             name, trials = group.group.group_id, {trial.session.trial_id: trial for trial in group.trials}
-            self._groups.setdefault(name, _Group(name, run, plan, trials))
+            self._groups.setdefault(name, _Group(name, plan, trials))
 
-    def holds(self, result: TrialResult, report: Report) -> bool:
+    def holds(self, result: TrialResult) -> bool:
         """Whether the result of a trial that has ended is kept until its group is scored; it is reported then."""
         group = self._groups.get(result.group_id)
         if group is None:
             return False
         if result.awaits_reward:
-            group.held[result.trial_id] = result, report
+            group.held[result.trial_id] = result
             return True
         group.told.add(result.trial_id)
         if group.told >= group.trials.keys():
             del self._groups[result.group_id]
         return False
 
-    def held(self, run: object) -> bool:
+    @property
+    def held(self) -> bool:
         """Whether a result is held."""
-        return any(group.held for group in self._groups.values() if group.run is run)
-
-    def forget(self, run: object) -> None:
-        """It is over, however it ended: what is held is on record, for a later one."""
-        for group in [group for group in self._groups.values() if group.run is run]:
-            del self._groups[group.group_id]
+        return any(group.held for group in self._groups.values())
 
     def claims(self, trial_id: str) -> bool:
         """Whether this trial's claim is how these rollouts score its group."""
         return any(group.claimed == trial_id for group in self._groups.values())
 
-    def look(self, running: asyncio.TaskGroup, run: object, own: Collection[str]) -> None:
+    def look(self, running: asyncio.TaskGroup, own: Collection[str]) -> None:
         """Score the groups that nobody here is about to: their last trial ended elsewhere, or earlier, or was given up.
 
         Args: own: trials that run here, each of which looks at its group itself."""
         for group_id, group in self._groups.items():
-            if group.run is run and group.held and not group.scoring.locked() and group.trials.keys().isdisjoint(own):
+            if group.held and not group.scoring.locked() and group.trials.keys().isdisjoint(own):
                 running.create_task(self.score(group_id))
 
     async def score(self, group_id: str) -> None:
@@ -163,10 +166,10 @@ class GroupScores:
         group.elsewhere = None
         return False
 
-    async def give_up(self, run: object) -> None:
+    async def give_up(self) -> None:
         """Trials that await a reward get none: their groups wait for nothing any more."""
-        for group in [group for group in self._groups.values() if group.held and group.run is run]:
-            held = [result for result, _ in group.held.values()]
+        for group in [group for group in self._groups.values() if group.held]:
+            held = list(group.held.values())
             ended = {one.trial_id: await self._end(group, one.trial_id, one.end_reason, _NONE) for one in held}
             self._let_go(group, ended, {})
 
@@ -255,9 +258,9 @@ class GroupScores:
         """Report what is held, as it is on record now."""
         held = list(group.held.items())
         group.held.clear()
-        for trial_id, (before, report) in held:
+        for trial_id, before in held:
             session = sessions.get(trial_id) or deleted(group.trials[trial_id].session)
-            report(_scored(before, session, outcomes.get(trial_id, _NONE)))
+            self._report(_scored(before, session, outcomes.get(trial_id, _NONE)))
 
 
 _NONE = CommandOutcome(EndReason.NO_REWARD)

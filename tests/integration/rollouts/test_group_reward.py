@@ -17,8 +17,8 @@ from steno.client.client import Steno
 from steno.contracts.errors import Conflict, StoreUnavailable
 from steno.contracts.records import Session
 from steno.contracts.runs.claims import ClaimRequest
-from steno_rollouts import harness
 from steno_rollouts.build import Prepared
+from steno_rollouts.groups import trial_pool
 from steno_rollouts.groups.claims import Claims
 from steno_rollouts.groups.plan import epochs
 from steno_rollouts.outcome import TrialResult
@@ -56,7 +56,7 @@ def short(trials):
 
 @pytest.fixture(autouse=True)
 def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness, "OTHERS_S", 0.2)
+    monkeypatch.setattr(trial_pool, "OTHERS_S", 0.2)
 
 
 @pytest.fixture

@@ -179,3 +179,17 @@ async def test_failures_in_a_row_count_over_rollouts_that_follow_each_other(stac
         with pytest.raises(RolloutsStopped, match="stopped: 3 trials in a row failed"):
             await rollouts.run([two])
     assert len(stand.started) == 3
+
+
+async def test_one_rollouts_is_run_once_at_a_time(stack: Stack, tmp_path: Path) -> None:
+    """What it counts and claims is of one call. The first one goes on."""
+    found = prepared(stack, tmp_path, "twice-at-once", tasks=2)
+    one, two = epochs(found.tasks, 1)
+    async with found.client() as client:
+        rollouts = found.rollouts(client, executor=Stand())
+        first = asyncio.create_task(rollouts.run([one]))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="make another Rollouts"):
+            await rollouts.run([two])
+        assert ends(await first) == ["t0 completed", "t0 completed"]
+        assert ends(await rollouts.run([two])) == ["t1 completed", "t1 completed"]

@@ -1,0 +1,306 @@
+"""Trials of groups: each is begun once there is a place for it and it is these rollouts' to run, and is told of as it ends.
+
+Where several launchers work on one run, each trial is claimed first (`claims.py`). One that another launcher has is looked at
+until it has ended, or until that launcher has gone: then it is run here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from steno.client.client import AsyncSteno
+from steno.contracts.errors import Conflict, Gone, NotFound
+from steno.contracts.records import Session
+from steno.contracts.rest import GroupTrials
+from steno_rollouts.calls.posts import to_its_end
+from steno_rollouts.groups.claims import Claims
+from steno_rollouts.groups.first_turns import Begun, FirstTurns
+from steno_rollouts.groups.plan import GroupOptions, Observer, Planned
+from steno_rollouts.groups.scores import GroupScores
+from steno_rollouts.outcome import EndReason, TrialResult, has_no_end, is_scored_later
+from steno_rollouts.trials.group_reward import GroupRewardFunction
+from steno_rollouts.trials.play import Assignment
+from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
+
+FIRST_TURN_S = 0.5
+"""Between two looks at whether the first trial has had its first turn."""
+OTHERS_S = 3.0
+"""Between two looks at the trials that other launchers run."""
+
+
+class TrialPool:
+    """Of one call of `Rollouts.run`.
+
+    Attributes:
+        places: one for each trial that may run at a time.
+        results: of trials that have ended, in that order.
+    """
+
+    def __init__(
+        self,
+        client: AsyncSteno,
+        runner: TrialRunner,
+        options: GroupOptions,
+        first: FirstTurns,
+        observers: Sequence[Observer],
+        claims: Claims | None,
+        group_reward: GroupRewardFunction | None,
+    ) -> None:
+        self._client = client
+        self._runner = runner
+        self._options = options
+        self._first = first
+        self._observers = observers
+        self._claims = claims
+        self._scores = GroupScores(client, group_reward, claims, self.ended)
+        self.places = asyncio.Semaphore(1 if options.sequential else options.in_flight)
+        self.results: list[TrialResult] = []
+        self._waiting: dict[str, Assignment] = {}
+        self._others: dict[str, Assignment] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._numbers: dict[str, int] = {}
+        self._turn_to_others = asyncio.Event()
+        self._running: asyncio.TaskGroup
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """What is begun meanwhile has ended when this is over. Raises: a group of what went wrong, the first of it first."""
+        kept = contextlib.nullcontext() if self._claims is None else self._claims.kept(self._lost)
+        async with kept, asyncio.TaskGroup() as self._running:
+            looking = self._running.create_task(self._look_at_groups())
+            try:
+                yield
+            finally:
+                looking.cancel()
+
+    def add(self, plan: Planned, group: GroupTrials) -> list[Assignment]:
+        """A group that is registered. Returns: its trials that have not ended, each to be begun; those that have are told of."""
+        self._scores.started(plan, group)
+        found = []
+        for trial in group.trials:
+            assignment = Assignment(trial, plan.task, plan.round, group.harness_key)
+            if not self._has_no_end(trial.session):
+                self.ended(assignment.recorded())
+            else:
+                found.append(assignment)
+                self._waiting[assignment.trial_id] = assignment
+        return found
+
+    async def begin(self, waiting: Assignment) -> asyncio.Task[None] | None:
+        """Once there is a place for it. None: it has ended, is another launcher's, or the rollouts have been stopped."""
+        await self.places.acquire()
+        trial = None
+        try:
+            assignment = await self._claimed(waiting)
+            if assignment is None:
+                return None
+            begun = await self._first.begin()
+            if self._first.stopped is None:
+                trial = self._running.create_task(self._one(assignment, begun))
+                self._tasks[assignment.trial_id] = trial
+                trial.add_done_callback(partial(self._over, assignment.trial_id))
+            elif begun.alone:
+                self._first.over()
+            return trial
+        finally:
+            if trial is None:
+                self.places.release()
+
+    async def until_all_ended(self) -> None:
+        """Until no trial runs here or is waited for, and every group is scored. A trial of ours that is lost may become another
+        launcher's. The rollouts are stopped: until then."""
+        while self._first.stopped is None and (self._tasks or self._waits_for_others()):
+            await self.look_at_others()
+            if not self._tasks:  # none of ours tells whose fault it was, and another launcher may wait for these
+                await self.give_up(self._first.let_go())
+            if self._tasks:  # one of these may be lost yet
+                self._turn_to_others.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._turn_to_others.wait(), OTHERS_S)
+            elif self._waits_for_others():
+                await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
+
+    def _waits_for_others(self) -> bool:
+        return bool(self._others or self._scores.held)
+
+    async def look_at_others(self) -> None:
+        """Trials of other launchers: those that have ended are told of, those of one that has gone are run."""
+        for trial_id in list(self._others):
+            if trial_id in self._others and not self.places.locked():
+                await self.begin(self._others.pop(trial_id))
+
+    async def settle_failed(self) -> bool:
+        """No trial can be begun now. If none runs either, nobody tells whose fault it was that others failed before their first
+        turn: they are given up if any trial of the run has had one, here, elsewhere or earlier. Returns: False: none has."""
+        if self._tasks or not self._first.held:
+            return True
+        if not self._first.proven and not await self._proven_elsewhere():
+            return False
+        await self.give_up(self._first.let_go())
+        return True
+
+    async def give_up(self, found: Sequence[FailedTrial]) -> None:
+        """What failed before its first turn. To the last of them also where it is cancelled meanwhile: they are held no more, so
+        nobody else ends them."""
+        await to_its_end(self._give_up_each(found))
+
+    async def abandon_waiting(self) -> None:
+        """End what was not begun."""
+        for trial_id, assignment in list(self._waiting.items()):
+            del self._waiting[trial_id]
+            self.ended(await self._runner.abandon(assignment, EndReason.CANCELLED))
+
+    async def score_none(self) -> None:
+        """Trials that await a reward get none: their groups wait for nothing any more."""
+        await self._scores.give_up()
+
+    def ended(self, result: TrialResult) -> None:
+        """Tell of a trial's end, now or once its group is scored."""
+        if self._claims is not None and not self._scores.claims(result.trial_id):
+            self._claims.over(result.trial_id)
+        if self._scores.holds(result):
+            for observer in self._observers:
+                observer.trial_waits(result)
+            return
+        self.results.append(result)
+        for observer in self._observers:
+            observer.trial_ended(result)
+
+    def _over(self, trial_id: str, trial: asyncio.Task[None]) -> None:
+        self.places.release()
+        if self._tasks.get(trial_id) is trial:
+            del self._tasks[trial_id]
+        if self._others or not self._tasks:
+            self._turn_to_others.set()
+
+    def _lost(self, trial_id: str) -> None:
+        """Another launcher has it."""
+        if (trial := self._tasks.get(trial_id)) is not None:
+            trial.cancel()
+
+    async def _claimed(self, waiting: Assignment) -> Assignment | None:
+        """A trial that is these rollouts' to run. One with a turn on record is not: whoever ran it is gone, and it is ended. Nor
+        is one whose group is past its deadline."""
+        assignment, trial_id, late = waiting, waiting.trial_id, False
+        if self._claims is not None:
+            taken = await self._claims.take(waiting.trial.session.group_id or "", waiting.trial)
+            assignment, late = replace(waiting, trial=taken.trial, claim=taken.epoch), taken.past_deadline
+            if not taken.mine and self._has_no_end(taken.trial.session):
+                self._others[trial_id] = assignment
+                self._waiting.pop(trial_id, None)
+                return None
+        session = assignment.trial.session
+        if session.status == "open" and not session.counts.turns and not late:
+            self._waiting[trial_id] = assignment
+            return assignment
+        self._waiting.pop(trial_id, None)
+        if not self._has_no_end(session):
+            self.ended(assignment.recorded())
+            return None
+        try:
+            reason = EndReason.INTERRUPTED if session.counts.turns else EndReason.DEADLINE
+            self.ended(await self._runner.abandon(assignment, reason))
+        except ClaimLost:
+            self._others[trial_id] = assignment
+        return None
+
+    def _has_no_end(self, session: Session) -> bool:
+        """Raises: Conflict: it is to be scored with its group, and these rollouts score each trial by itself."""
+        if is_scored_later(session) and not self._scores.together:
+            raise Conflict(
+                f"trial {session.trial_id} is to be scored together with its group: all launchers of a run need the same "
+                "--group-reward",
+                field="group_reward",
+            )
+        return has_no_end(session)
+
+    async def _anew(self, assignment: Assignment) -> Assignment:
+        """With another key, of which what may still run of a lost attempt knows nothing. Raises: ClaimLost."""
+        if self._claims is None:
+            return assignment
+        taken = await self._claims.anew(assignment.trial.session.group_id or "", assignment.trial)
+        if not taken.mine and self._has_no_end(taken.trial.session):
+            raise ClaimLost(f"trial {assignment.trial_id}: another launcher has taken it over")
+        return replace(assignment, trial=taken.trial, claim=taken.epoch)
+
+    async def _one(self, assignment: Assignment, begun: Begun) -> None:
+        if await self._played(assignment, begun):
+            await self._scores.score(assignment.trial.session.group_id or "")
+
+    async def _look_at_groups(self) -> None:
+        """Groups are scored of which the last trial did not end here, or was given up."""
+        while True:
+            await asyncio.sleep(OTHERS_S)
+            self._scores.look(self._running, self._numbers)
+
+    async def _played(self, assignment: Assignment, begun: Begun) -> bool:
+        """Whether its end was these rollouts' to tell."""
+        trial_id = assignment.trial_id
+        del self._waiting[trial_id]
+        for observer in self._observers:
+            observer.trial_started(trial_id)
+        self._numbers[trial_id] = begun.number
+        looking = asyncio.create_task(self._until_first_turn(trial_id, begun)) if begun.alone else None
+        try:
+            hold = bool(self._options.stop_after_failures)
+            failed = await self._runner.run(assignment, self.ended, hold=hold, anew=self._anew)
+            if failed is None:
+                await self.give_up(self._first.reached(begun.number))
+            else:
+                await self._failed_early(failed, begun.number)
+            return True
+        except ClaimLost:
+            self._others[trial_id] = assignment
+            return False
+        finally:
+            del self._numbers[trial_id]
+            if looking is not None:
+                looking.cancel()
+                await asyncio.wait({looking})
+                if not looking.cancelled():
+                    looking.result()
+
+    async def _until_first_turn(self, trial_id: str, begun: Begun) -> None:
+        try:
+            while not await self._has_turned(trial_id):  # noqa: ASYNC110  # the proxy is asked: nobody tells
+                await asyncio.sleep(FIRST_TURN_S)
+            await self.give_up(self._first.reached(begun.number))
+        finally:
+            self._first.over()
+
+    async def _failed_early(self, failed: FailedTrial, number: int) -> None:
+        for observer in self._observers:
+            observer.trial_failed(failed)
+        if not self._first.failed(number, failed):
+            return
+        for trial_id, later in list(self._numbers.items()):
+            if later > min(self._first.held, default=later) and later != number and await self._has_turned(trial_id):
+                await self.give_up(self._first.reached(later))
+        if self._first.too_many:
+            self._first.stop()
+
+    async def _has_turned(self, trial_id: str) -> bool:
+        try:
+            return bool((await self._client.session(trial_id)).counts.turns)
+        except (Gone, NotFound):  # deleted: its end is its runner's to find
+            return False
+
+    async def _proven_elsewhere(self) -> bool:
+        """Whether another launcher's trial, or one of an earlier start, has had a turn."""
+        if (await self._client.run(self._options.run_id)).sampled:
+            return True
+        for trial_id in list(self._others):
+            if await self._has_turned(trial_id):
+                return True
+        return False
+
+    async def _give_up_each(self, found: Sequence[FailedTrial]) -> None:
+        for failed in found:
+            try:
+                self.ended(await self._runner.give_up(failed))
+            except ClaimLost:
+                self._others[failed.trial_id] = failed.assignment
