@@ -23,7 +23,7 @@ from pathlib import Path
 
 from steno.contracts.records import Group, IndexRow, Turn
 from steno_cli.exports.export import ExportFormat
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.store.memory.store import MemoryStore
 from tests.support.contracts.recording import END

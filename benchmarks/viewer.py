@@ -30,7 +30,7 @@ import uvloop
 
 from benchmarks.report import describe_machine
 from steno.contracts.records import Session
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore

@@ -29,7 +29,7 @@ from steno_cli.commands import env as command_env
 from steno_cli.main import whole_app
 from steno_cli.terminal.connection import ClientSettings
 from steno_cli.terminal.flags import default_text, unwrap
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_rollouts.config import RolloutSettings
 from steno_trainer.reporting.metrics import FAMILIES, MEASURES
 from steno_trainer.run_config import RunSettings

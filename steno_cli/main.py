@@ -20,7 +20,7 @@ from steno_cli.terminal.output import one_line_errors
 def _proxy() -> Any:
     from steno_cli.commands.serve import proxy
     from steno_cli.terminal.flags import settings_command
-    from steno_proxy.config import ProxySettings
+    from steno_proxy.config.settings import ProxySettings
 
     return _command(settings_command(ProxySettings, proxy), proxy.__doc__)
 

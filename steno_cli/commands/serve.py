@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from steno_proxy.config import ProxySettings
+    from steno_proxy.config.settings import ProxySettings
     from steno_worker.config import WorkerSettings
 
 

@@ -12,7 +12,7 @@ import secrets
 from pydantic import SecretStr
 
 from steno.contracts.errors import ConfigError, EngineFailed
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.embedded_worker import Beside
 from steno_worker.config import WorkerSettings
 from steno_worker.main import REFUSED, Worker, build_engine

@@ -13,7 +13,7 @@ from steno_cli.doctor.findings import Finding, bad, clock, ok, warning
 from steno_cli.doctor.redis_promises import failover, restart
 
 if TYPE_CHECKING:
-    from steno_proxy.redis_url import RedisUrl
+    from steno_proxy.config.redis_url import RedisUrl
 
 OLDEST = 7
 TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ def check_redis(url: str, waited: int | None = None) -> list[Finding]:
     """
     import redis
 
-    from steno_proxy.redis_url import read_redis_url
+    from steno_proxy.config.redis_url import read_redis_url
     from steno_proxy.store.redis.link.greeting import refusal
 
     found: list[Finding] = []

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from steno.config.settings import PREFIXES, ProxyUrl, Settings, SettingsConfigDict, admin_key_here
 from steno.contracts.errors import ConfigError
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_worker.config import WorkerSettings
 
 

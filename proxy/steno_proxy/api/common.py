@@ -17,7 +17,7 @@ from steno.contracts.runs.leases import EPOCH_HEADER, GroupList
 from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.auth.viewer_cookie import cookie_of
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.pace import Pace
 from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.session_cache.cache import Recorder

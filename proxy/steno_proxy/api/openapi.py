@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from steno_proxy.api.agents import counting, gemini, generation, messages, responses
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 _SCHEMES: dict[str, Any] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "As OpenAI's clients send a key; any client may."},

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from steno.config.settings import is_loopback
 from steno.contracts.errors import BadRequest, Forbidden, StenoError
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 _LOOKED_AT = frozenset({b"host", b"origin", b"sec-fetch-site", b"content-type"})
 _OWN_SITE = frozenset({b"same-origin", b"none"})

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 
 from steno.contracts.errors import ConfigError
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 PREFIXES = {"admin_key": "ak-steno-", "worker_key": "wk-steno-", "trial_secret": ""}
 """The keys kept, each in a file of its own name, and how a new one begins."""

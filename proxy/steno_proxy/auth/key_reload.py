@@ -14,7 +14,7 @@ from pathlib import Path
 
 from steno.contracts.errors import ConfigError
 from steno_proxy.auth.keys import Keyring, listed
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from steno.contracts.errors import Forbidden, StoreUnavailable, Unauthorized
 from steno.contracts.rest import RUN_KEY
 from steno_proxy import metrics
 from steno_proxy.auth import viewer_cookie
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 _BEARER = b"bearer "
 _AGENT = re.compile(rb"sk-steno-(?:([1-9][0-9]{0,8})-)?[A-Za-z0-9_-]{32}")

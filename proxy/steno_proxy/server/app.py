@@ -39,7 +39,7 @@ from steno_proxy.auth import generated_keys
 from steno_proxy.auth.key_reload import KeyReloader
 from steno_proxy.auth.keys import Keyring
 from steno_proxy.auth.rate_limit import RateLimiter
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.pace import Pace
 from steno_proxy.policies.keeper import PolicyKeeper
 from steno_proxy.server.accepting import Acceptor

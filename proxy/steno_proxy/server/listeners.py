@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 
 from steno.contracts.errors import CannotListen
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 BACKLOG = 4096
 """Connections waiting to be accepted: a fleet of agents starts all at once. The kernel caps it at net.core.somaxconn."""

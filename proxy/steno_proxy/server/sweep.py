@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from steno.contracts.errors import StenoError
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.store.interface import SessionStore

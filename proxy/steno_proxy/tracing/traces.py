@@ -17,7 +17,7 @@ from steno.config.extras import how_to_install, missing
 from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import Session, Turn
 from steno_proxy import metrics
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.tracing.seen import Seen, SeenEnd, SeenRefusal, SeenTurn, TurnMove
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 
 from steno.config.settings import Settings
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_rollouts.config import RolloutSettings
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings

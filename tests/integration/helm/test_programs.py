@@ -16,7 +16,7 @@ import psutil
 import pytest
 import redis
 
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_trainer.model.deepspeed_config import deepspeed_config
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings

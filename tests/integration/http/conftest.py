@@ -14,7 +14,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from steno.client.client import AsyncSteno
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore

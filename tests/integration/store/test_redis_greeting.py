@@ -12,7 +12,7 @@ from steno.contracts.errors import StoreUnavailable
 from steno_cli.doctor import redis_checks
 from steno_cli.doctor.findings import FindingLevel
 from steno_cli.doctor.redis_checks import check_redis
-from steno_proxy.redis_url import read_redis_url
+from steno_proxy.config.redis_url import read_redis_url
 from steno_proxy.store.redis.link import greeting
 from steno_proxy.store.redis.link.greeting import refusal
 from steno_proxy.store.redis.store import RedisStore

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from steno.config.settings import Settings
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_worker.config import WorkerSettings
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"

@@ -25,7 +25,7 @@ from scripts.panels import PROXY_PANELS
 from steno.contracts.errors import BY_CODE
 from steno.contracts.records import ForkReason
 from steno_cli.main import whole_app
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 from tests.support.sources import SOURCES
 

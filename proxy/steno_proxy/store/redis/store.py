@@ -17,8 +17,8 @@ from steno.contracts.errors import ArchiveUnreadable, Conflict, Gone, NotFound
 from steno.contracts.lenient import read_json
 from steno.contracts.notes import Notes
 from steno.contracts.records import Group, Session, Turn
+from steno_proxy.config.redis_url import home_of
 from steno_proxy.pace import Pace
-from steno_proxy.redis_url import home_of
 from steno_proxy.store.claims import Claimed, TrialClaim, lost
 from steno_proxy.store.encoding.head import doc_of, head_from_hash, head_of, head_to_hash, session_of
 from steno_proxy.store.encoding.texts import to_json

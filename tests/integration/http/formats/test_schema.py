@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 from tests.support.programs.stack import ROOT, running
 

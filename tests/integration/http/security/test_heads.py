@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.server.http_protocol import BoundedHttp
 from tests.support.programs.server import serve

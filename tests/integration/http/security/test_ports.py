@@ -19,7 +19,7 @@ from websockets.exceptions import InvalidStatus
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import RESERVED_TRIAL_IDS
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.server.front import BOTH
 from steno_proxy.server.listeners import listeners

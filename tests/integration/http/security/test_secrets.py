@@ -10,7 +10,7 @@ import sys
 import httpx
 import pytest
 
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from tests.integration.http.conftest import running
 from tests.support.programs.stack import ROOT
 

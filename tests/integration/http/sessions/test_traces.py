@@ -15,7 +15,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from steno.contracts.errors import ConfigError, EngineFailed
 from steno.contracts.rest import Completion, SessionSpec
 from steno_proxy import metrics
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.tracing import traces as traces_module
 from steno_proxy.tracing.content import MOST_CHARS, shown
 from steno_proxy.tracing.spans import linked

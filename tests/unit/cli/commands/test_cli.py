@@ -16,7 +16,7 @@ from steno_cli.main import COMMANDS, main, whole_app
 from steno_cli.terminal.connection import ClientSettings
 from steno_cli.terminal.flags import sections
 from steno_cli.terminal.output import one_line_errors
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_rollouts.config import RolloutSettings
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings

@@ -16,7 +16,7 @@ from steno.contracts.errors import ConfigError
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import shell, urls
 from steno_cli.main import app
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
 
 runner = CliRunner()

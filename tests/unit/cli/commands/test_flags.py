@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from steno.contracts.errors import ConfigError
 from steno_cli.main import app
 from steno_cli.terminal.flags import settings_command
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_worker.config import WorkerSettings
 
 runner = CliRunner()

@@ -13,7 +13,7 @@ from steno.contracts.errors import Forbidden
 from steno_proxy.auth import generated_keys, key_reload
 from steno_proxy.auth.key_reload import KeyReloader
 from steno_proxy.auth.keys import Keyring
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from tests.support.waiting import until
 
 

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from steno.contracts.errors import ConfigError, Forbidden, Unauthorized
 from steno_proxy.auth import keys as keys_module
 from steno_proxy.auth.keys import Keyring, check_generation, key_of
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 
 def test_each_key_opens_its_own_thing_only() -> None:

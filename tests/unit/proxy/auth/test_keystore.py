@@ -11,7 +11,7 @@ import pytest
 from steno.contracts.errors import ConfigError
 from steno_proxy.auth import generated_keys
 from steno_proxy.auth.keys import Keyring
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 
 def settings(folder: Path | None, **cli: str) -> ProxySettings:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 
 PATHS = create_app(ProxySettings()).openapi()["paths"]

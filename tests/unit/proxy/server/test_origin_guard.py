@@ -8,7 +8,7 @@ import pytest
 
 from steno.contracts.errors import ConfigError
 from steno_proxy.api.origin_guard import MOST_KNOWN, OriginGuard, from_a_page
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 
 DOOR = OriginGuard("https://gateway.example/rl/steno", ["host.docker.internal", "FD00::0001", "lan-box."])
 HOST = (b"host", b"127.0.0.1:8000")

@@ -15,7 +15,7 @@ from steno.contracts.runs.leases import GroupList, GroupPlace
 from steno_proxy.api.agent_http import read_body
 from steno_proxy.api.common import encoded, encoded_items
 from steno_proxy.api.control.groups import LISTED_AT_ONCE, list_groups
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.pace import LARGE_BYTES, STEPS_BETWEEN, Pace
 from steno_proxy.server.app import create_app
 from steno_proxy.store.memory.store import MemoryStore

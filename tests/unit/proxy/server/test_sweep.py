@@ -10,7 +10,7 @@ import pytest
 
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import Limits, Timings
-from steno_proxy.config import ProxySettings
+from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.sweep import TIGHT_S, Sweeper
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.store_capacity import StoreCapacity

@@ -10,9 +10,9 @@ from urllib.parse import SplitResult, urlsplit
 import pytest
 
 from steno.contracts.errors import ConfigError
-from steno_proxy import redis_url
-from steno_proxy.config import ProxySettings
-from steno_proxy.redis_url import RedisUrl, address_of, home_of, read_redis_url
+from steno_proxy.config import redis_url
+from steno_proxy.config.redis_url import RedisUrl, address_of, home_of, read_redis_url
+from steno_proxy.config.settings import ProxySettings
 
 
 @pytest.mark.parametrize(

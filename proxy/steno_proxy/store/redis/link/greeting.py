@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from steno_proxy.redis_url import PORT, RedisUrl
+from steno_proxy.config.redis_url import PORT, RedisUrl
 
 WITHIN_S = 1.0
 MOST_BYTES = 1024

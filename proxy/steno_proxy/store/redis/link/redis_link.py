@@ -24,7 +24,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, RedisClusterException, RedisError
 
 from steno.contracts.errors import StoreUnavailable
-from steno_proxy.redis_url import RedisUrl, read_redis_url
+from steno_proxy.config.redis_url import RedisUrl, read_redis_url
 from steno_proxy.store.redis.link.batch import Batches, Command
 from steno_proxy.store.redis.link.greeting import refusal
 from steno_proxy.store.redis.link.patience import LoopTimeout

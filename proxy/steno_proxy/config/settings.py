@@ -277,7 +277,7 @@ class ProxySettings(Settings):
             return None
         if self.archive is not None:
             return self.archive
-        from steno_proxy.redis_url import address_of  # imports Redis, which not every proxy has
+        from steno_proxy.config.redis_url import address_of  # imports Redis, which not every proxy has
 
         address = address_of(self.redis_url)
         name = (
