@@ -51,6 +51,12 @@ LATE_TOKENS = Counter(
     "steno_proxy_late_tokens_total",
     "Sampled tokens that arrived after their turn was cancelled (the agent had left). They are in no record",
 )
+CHANNELS = Counter(
+    "steno_proxy_worker_channels_total",
+    "Channels of workers, by what became of them: `new`, `resumed` after a lost socket, `lost` (their turns go on elsewhere), "
+    "`refused` (a wrong key, a taken name: the log says which), `protocol_error`",
+    ["how"],
+)
 RECOGNISED = Counter(
     "steno_proxy_recognised_total", "Turns by whether they continue a recorded one: `continued`, `root`, or a fork reason",
     ["dialect", "how"],

@@ -37,7 +37,7 @@ async def carry(worker: WorkerChannel, link: ChannelSocket, counts: RelayCounts,
             worker.tick()
     for result in results:
         if isinstance(result, ProtocolError):
-            counts.protocol_errors += 1
+            counts.channels["protocol_error"] += 1
             logger.warning("worker %s broke the protocol: %s", worker.id, result.message)
             code, reason = CLOSE_PROTOCOL_ERROR, result.message
         elif isinstance(result, Exception) and not isinstance(result, WebSocketDisconnect):

@@ -248,7 +248,7 @@ class Hub:
         shown = header.removeprefix("Bearer ").strip() if header.startswith("Bearer ") else None
         stranger = not self.is_worker(shown or "")
         if stranger and self._strangers >= MAX_STRANGERS:
-            self.counts.refused += 1
+            self.counts.channels["refused"] += 1
             message = (
                 f"{MAX_STRANGERS} sockets wait to authenticate, the maximum; send the key in the Authorization header "
                 "to get in at once"
@@ -289,7 +289,7 @@ class Hub:
             link.left.set()
 
     async def _refuse(self, websocket: WebSocket, refused: RefusedSocket) -> None:
-        self.counts.refused += 1
+        self.counts.channels["refused"] += 1
         logger.warning("a worker was refused: %s", refused.message)
         await leave(websocket, refused.close_code, refused.code, [farewell(refused.code, refused.message)])
 
@@ -304,7 +304,7 @@ class Hub:
         except TimeoutError:
             raise RefusedSocket(CLOSE_TIMEOUT, "timeout", "no Hello in time") from None
         except ProtocolError as error:
-            self.counts.protocol_errors += 1
+            self.counts.channels["protocol_error"] += 1
             raise RefusedSocket(CLOSE_PROTOCOL_ERROR, "protocol_error", error.message) from None
         if shown is None:
             self._check(hello.key)
@@ -360,19 +360,17 @@ class Hub:
             if old is not None:
                 old.lose(WorkerLost("the worker started again"))
             worker = self._new_worker(hello)
-        resent = worker.peer.channel.resent_packets
         try:
             up = worker.peer.accept(hello, now)
         except ProtocolError as error:
-            self.counts.protocol_errors += 1
+            self.counts.channels["protocol_error"] += 1
             worker.lose(WorkerLost("the worker broke the protocol"))
             close_code = CLOSE_VERSION if error.field == VERSION else CLOSE_PROTOCOL_ERROR
             raise RefusedSocket(close_code, error.field or "protocol_error", error.message) from None
         worker.link = link
         worker.address = link.websocket.client.host if link.websocket.client is not None else ""
         worker.models, worker.max_streams = hello.models, hello.max_streams
-        self.counts.resumes += up.resumed
-        self.counts.resent_packets += worker.peer.channel.resent_packets - resent
+        self.counts.channels["resumed" if up.resumed else "new"] += 1
         logger.info("worker %s is connected, %s", worker.id, "resumed" if up.resumed else "new")
         self.watcher.admitted(worker)
         self.waiting.wake()

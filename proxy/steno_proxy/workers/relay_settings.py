@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -30,15 +31,16 @@ class RelaySettings:
 
 
 class RelayCounts:
-    """Totals since the start, for metrics. late_tokens: of streams that had been cancelled; no record holds them (I4)."""
+    """Totals since the start. late_tokens: of streams that had been cancelled; no record holds them (I4). channels: by what
+    became of them; the streams of one that is lost go on elsewhere."""
 
     def __init__(self) -> None:
-        self.packets = self.deltas = self.tokens = self.late_tokens = 0
-        self._told = (0, 0)
-        self.resumes = self.resent_packets = 0
-        self.channels_lost = self.protocol_errors = self.refused = 0
+        self.tokens = self.late_tokens = 0
+        self.channels = dict.fromkeys(("new", "resumed", "lost", "refused", "protocol_error"), 0)
+        self._told: Counter[str] = Counter()
 
-    def grown(self) -> tuple[int, int]:
-        """(tokens, late tokens) since this was asked last."""
-        (tokens, late), self._told = self._told, (self.tokens, self.late_tokens)
-        return self.tokens - tokens, self.late_tokens - late
+    def grown(self) -> dict[str, int]:
+        """By how much each total has grown since this was asked last: `tokens`, `late_tokens`, and those of `channels`."""
+        now = Counter({"tokens": self.tokens, "late_tokens": self.late_tokens, **self.channels})
+        grown, self._told = {name: total - self._told[name] for name, total in now.items()}, now
+        return grown

@@ -194,7 +194,6 @@ class WorkerChannel:
     def receive(self, data: bytes) -> None:
         """One message. Raises ProtocolError: the peer is to be failed."""
         counts, streams = self._counts, self.streams
-        counts.packets += 1
         for event in self.peer.receive(data, self._clock()):
             kind = type(event)
             if kind is Delta or kind is Started or kind is Finish or kind is Failed:
@@ -216,7 +215,6 @@ class WorkerChannel:
                     if stream.ended and not unsound:  # over a bound: it was not taken
                         counts.late_tokens += len(event.ids) >> 2  # type: ignore[union-attr]
                     else:
-                        counts.deltas += 1
                         counts.tokens += len(event.ids) >> 2  # type: ignore[union-attr]
                 elif not 0 < event.stream <= self._next_stream:  # type: ignore[union-attr]
                     raise ProtocolError("a frame of an unknown stream")
@@ -302,7 +300,7 @@ class WorkerChannel:
     def _handle(self, event: Frame | Event) -> None:
         if isinstance(event, ChannelLost):
             logger.warning("worker %s is lost: %s (%s)", self.id, event.code, event.reason)
-            self._counts.channels_lost += 1
+            self._counts.channels["lost"] += 1
             if event.code == PROTOCOL_ERROR:
                 self._blame(event.reason)
             self.lose(WorkerLost(f"the worker went away: {event.reason or event.code}"))

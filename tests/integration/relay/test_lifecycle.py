@@ -71,7 +71,7 @@ async def test_a_worker_with_a_wrong_key_ends_and_says_so() -> None:
     async with relay() as running:
         worker = await running.worker(key="wrong", connected=False)
         assert await asyncio.wait_for(worker.task, 60) == 2
-        assert running.hub.counts.refused == 1
+        assert running.hub.counts.channels["refused"] == 1
 
 
 async def test_a_worker_waits_for_a_proxy_that_is_not_there_yet_and_serves_several() -> None:

@@ -46,7 +46,7 @@ async def test_what_busy_streams_of_a_proxy_say_is_not_heard_by_its_successor() 
             for stream in [running.open(3) for _ in range(4)]:
                 assert ids_of(await drain(stream)) == [0, 1, 2]
             counts = running.hub.counts
-            assert (counts.protocol_errors, counts.late_tokens, counts.channels_lost) == (0, 0, 0)
+            assert (counts.channels["protocol_error"], counts.late_tokens, counts.channels["lost"]) == (0, 0, 0)
             await until(lambda: worker.metric("steno_worker_streams") == 0)
             heard += before.tokens + before.late_tokens
         heard += counts.tokens

@@ -24,13 +24,13 @@ async def test_a_cut_socket_loses_no_token_and_doubles_none() -> None:
         results = asyncio.gather(*map(drain, streams))
         for _ in range(4):
             await asyncio.sleep(0.05)
-            resumed = running.hub.counts.resumes
+            resumed = running.hub.counts.channels["resumed"]
             network.cut()
-            await until(lambda seen=resumed: running.hub.counts.resumes > seen)
+            await until(lambda seen=resumed: running.hub.counts.channels["resumed"] > seen)
         for events in await results:
             assert ids_of(events) == list(range(400))
         assert network.connections >= 5
-        assert running.hub.counts.resumes >= 4
+        assert running.hub.counts.channels["resumed"] >= 4
         assert worker.metric("steno_worker_channels_lost_total", code="grace_over") == 0
         assert worker.metric("steno_worker_reconnects_total") >= 4
 
@@ -66,7 +66,7 @@ async def test_a_new_channel_whose_welcome_is_lost_is_no_older_one() -> None:
                 await until(running.hub.cards)
                 network.cut_after_bytes = None
                 await until(running.hub.cards)
-        assert running.hub.counts.protocol_errors == 0
+        assert running.hub.counts.channels["protocol_error"] == 0
 
 
 async def test_generation_goes_on_while_the_socket_is_gone() -> None:
@@ -125,7 +125,7 @@ async def test_a_second_socket_of_the_same_boot_replaces_a_half_open_one() -> No
         taken = await stream.next()
         network.half_cut()  # the worker knows, the proxy does not
         assert ids_of(await drain(stream, taken)) == list(range(300))
-        assert running.hub.counts.resumes == 1
+        assert running.hub.counts.channels["resumed"] == 1
         assert worker.metric("steno_worker_channels_lost_total", code="replaced") == 0
 
 

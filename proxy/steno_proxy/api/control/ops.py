@@ -103,9 +103,12 @@ def _gauges(found: Services) -> None:
     metrics.MODELS.set(len(found.hub.cards()))
     metrics.BEHIND.set(sum(bool(worker.behind) for worker in found.hub.workers()))
     metrics.SUSPECT.set(sum(bool(worker.suspect) for worker in found.hub.workers()))
-    tokens, late = found.hub.counts.grown()
+    grown = found.hub.counts.grown()
+    tokens, late = grown.pop("tokens"), grown.pop("late_tokens")
     metrics.RECEIVED_TOKENS.inc(tokens + late)
     metrics.LATE_TOKENS.inc(late)
+    for how, channels in grown.items():
+        metrics.CHANNELS.labels(how).inc(channels)
     trees, size = found.recorder.trees()
     metrics.TREES.set(trees)
     metrics.TREE_BYTES.set(size)

@@ -279,10 +279,10 @@ async def test_a_turn_goes_on_at_the_worker_whose_channel_was_lost_once_it_has_a
         said = ""
         async for chunk in stream:
             said += chunk.choices[0].delta.content or ""
-            if "word10" in said and network.accepting and not proxy.app.state.hub.counts.channels_lost:
+            if "word10" in said and network.accepting and not proxy.app.state.hub.counts.channels["lost"]:
                 network.accepting = False
                 network.cut()
-                await until(lambda: proxy.app.state.hub.counts.channels_lost)
+                await until(lambda: proxy.app.state.hub.counts.channels["lost"])
                 network.accepting = True
         assert said == words
         [turn] = await proxy.turns("t", at_least=1)

@@ -30,4 +30,4 @@ async def test_many_completions_of_a_large_prompt_are_refused_and_nobody_elses_s
         gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*others)} == {200}
         assert not any(turn.partial for turn in await proxy.turns("other", at_least=20))
-        assert hub.counts.channels_lost == 0
+        assert hub.counts.channels["lost"] == 0
