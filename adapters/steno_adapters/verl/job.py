@@ -33,14 +33,13 @@ _WITH_ITS_PARENT = (
 
 @dataclass(frozen=True)
 class JobFacts:
-    """run: what the groups are registered under. lineage: of this start's versions. embedded: the proxy was started here."""
+    """run: what the groups are registered under. lineage: of this start's versions."""
 
     run: str
     lineage: str
     proxy: str
     key: str | None
     worker_key: str | None
-    embedded: bool = False
 
 
 class JobActor:
@@ -52,9 +51,7 @@ class JobActor:
         if not proxy:
             self._proxy = EmbeddedProxy(ray.util.get_node_ip_address())
             proxy, key, worker_key = self._proxy.url, self._proxy.key, self._proxy.worker_key
-        self._facts = JobFacts(
-            run or f"{name[:100]}-{lineage}", lineage, proxy, key, worker_key, embedded=self._proxy is not None
-        )
+        self._facts = JobFacts(run or f"{name[:100]}-{lineage}", lineage, proxy, key, worker_key)
 
     def facts(self) -> JobFacts:
         """Raises: RuntimeError: the embedded proxy has ended."""

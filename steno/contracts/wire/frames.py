@@ -80,7 +80,8 @@ class Hello(msgspec.Struct, tag="hello", array_like=True):
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True):
     """Proxy to worker. `resumed`: the channel goes on (the worker resends what is after `received`); otherwise both ends
-    start at sequence 1 and the worker cancels whatever it ran for an earlier boot of this proxy."""
+    start at sequence 1 and the worker cancels whatever it ran for an earlier boot of this proxy. `peers`: said by no release;
+    it keeps its place in the array."""
 
     protocol: int
     proxy_id: str
@@ -126,7 +127,7 @@ class Generate(msgspec.Struct, tag="gen", array_like=True):
 
     prefix_ids: recorded prompt + completion ids that this prompt must begin with; empty: nothing to continue.
     prefix_messages: how many of `job.messages` the prefix stands for; the last of them is the recorded assistant message.
-    prefix_finish: how the recorded completion ended; a completion cut off by `length` has no stop id of its own.
+    prefix_finish: said by no release; it keeps its place in the array.
     model: name of the worker's card that is meant; "": its first.
     sampled_ids: what earlier attempts sampled (I9), of which `shown` is known already. prefix_ids is the whole prompt then,
         job.sampling the law in effect of the first attempt, and what is asked for is the rest.

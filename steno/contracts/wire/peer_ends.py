@@ -57,7 +57,7 @@ class ProxyPeer(Peer[PacketToProxy]):
         untouched = self.channel.received == 0 and self.channel.acked == 0
         return hello.resume == self.boot_id or untouched
 
-    def accept(self, hello: Hello, now: float, peers: list[str] | None = None) -> PeerUp:
+    def accept(self, hello: Hello, now: float) -> PeerUp:
         """A socket with a worker's Hello is there; Welcome goes out first.
 
         Call `disconnected` first if an older socket is still there. Raises ProtocolError (no common version: code `version`).
@@ -80,7 +80,7 @@ class ProxyPeer(Peer[PacketToProxy]):
             self.channel.max_packet_bytes = min(self.max_packet_bytes, hello.max_packet_bytes)
         self._open(now)
         welcome = Welcome(PROTOCOL_VERSION, self.proxy_id, self.boot_id, resumed, self.channel.received, self.heartbeat_s,
-                          self.grace_s, self.max_packet_bytes, peers or [], sorted(self.capabilities))  # fmt: skip
+                          self.grace_s, self.max_packet_bytes, [], sorted(self.capabilities))  # fmt: skip
         self._outbox.append(encode_alone(welcome, 0))
         return PeerUp(resumed)
 

@@ -49,7 +49,7 @@ def test_the_proxy_is_killed_and_comes_back_while_agents_play(tmp_path: Path, re
         job = VerlJob(verl_config(file, ONE_WORKER), slow_s=1.0)
         client = Client(stack.url, retries=20)
         try:
-            assert (job.facts.proxy, job.facts.run, job.facts.embedded) == (stack.url, "killed", False)
+            assert (job.facts.proxy, job.facts.run) == (stack.url, "killed")
             uids = job.submit(["plain"])
             until(lambda: turns_of(client, "killed"), lambda: stack.logs() + ray_logs())
             stack.proxy.kill()
