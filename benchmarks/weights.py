@@ -39,12 +39,12 @@ from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.files.differences import WeightsDifferences
 from steno_trainer.weights.files.patches import write_patch
-from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 from tests.support.programs.stack import Stack, running
 from tests.support.sources import SOURCES
+from tests.support.weights.probe import make_probe, probe_ids
 
 STREAMS = 2
 BUCKET_BYTES = 16 << 20

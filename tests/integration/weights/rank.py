@@ -181,10 +181,10 @@ def do_publish(folder: Path, job: dict[str, Any], engine: Any, ranks: Ranks) -> 
     from steno_trainer.data.staleness import PolicyVersion
     from steno_trainer.weights.exchange import beside_first
     from steno_trainer.weights.files.copies import WeightsCopies
-    from steno_trainer.weights.probe import make_probe, probe_ids
     from steno_trainer.weights.publisher import Publisher
     from steno_trainer.weights.source import ModelWeights
     from steno_trainer.weights.transports import StreamTransport
+    from tests.support.weights.probe import make_probe, probe_ids
     from tests.unit.trainer.weights.fake_proxy import FakeProxy
 
     probe = make_probe(engine.module, probe_ids(engine.module.config.vocab_size))

@@ -20,7 +20,6 @@ from steno_trainer.model.adapter import add_adapter
 from steno_trainer.model.model import load_model
 from steno_trainer.weights.adapters import AdapterWeights, adapted_layers, adapter_entry, weights_of
 from steno_trainer.weights.files.copies import WeightsCopies
-from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 from tests.integration.weights.test_updates import (
     PATIENCE_S,
@@ -32,6 +31,7 @@ from tests.integration.weights.test_updates import (
 )
 from tests.support.programs.processes import until
 from tests.support.programs.stack import Stack, running
+from tests.support.weights.probe import make_probe, probe_ids
 
 WORKER = ("--engine", "transformers", "--model", str(TINY))
 

@@ -26,13 +26,13 @@ from steno_trainer.errors import PushFailed
 from steno_trainer.weights import follow
 from steno_trainer.weights.files.copies import WeightsCopies
 from steno_trainer.weights.files.differences import WeightsDifferences
-from steno_trainer.weights.probe import make_probe, probe_ids
 from steno_trainer.weights.publisher import Publisher
 from steno_trainer.weights.source import ModelWeights
 from steno_trainer.weights.stream import UploadClient, Uploader
 from steno_trainer.weights.transports import FilesystemTransport, StreamTransport, Transport
 from tests.support.programs.processes import until
 from tests.support.programs.stack import Stack, _spawn, running
+from tests.support.weights.probe import make_probe, probe_ids
 from tests.unit.trainer.weights.models import qwen
 
 PATIENCE_S = 180.0

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from steno.contracts.policy import Manifest
 from steno_trainer.weights.files.copies import WeightsCopy
-from steno_trainer.weights.probe import make_probe, probe_ids
 from tests.integration.trainer.launching import fork, launch
+from tests.support.weights.probe import make_probe, probe_ids
 from tests.unit.trainer.weights.models import qwen
 
 RANK = "tests.integration.weights.rank"

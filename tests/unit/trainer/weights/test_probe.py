@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from steno_trainer.errors import WeightsUnavailable
-from steno_trainer.weights.probe import LARGEST, ProbeTolerance, make_probe, probe_ids
+from steno_trainer.weights.probe import LARGEST, ProbeTolerance
+from tests.support.weights.probe import make_probe, probe_ids
 from tests.unit.trainer.weights.models import qwen
 
 
