@@ -12,7 +12,7 @@ STD_EPSILON = 1e-6
 
 
 def grpo_advantages(rewards: Mapping[str, float]) -> dict[str, float]:
-    """(r - mean) / (std + 1e-6), std with n - 1 degrees of freedom: `steno train --advantages grpo`, and not TRL's own
+    """(r - mean) / (std + 1e-6), std with n - 1 degrees of freedom: `steno train --estimator grpo`, and not TRL's own
     asynchronous worker, which takes n and 1e-8. Equal rewards, and a single one, give zeros."""
     values = list(rewards.values())
     mean, spread = fmean(values), stdev(values) if len(values) > 1 else 0.0
