@@ -1,4 +1,5 @@
-"""mkdocs' hook (mkdocs.yml): the site has the repository's pages at their paths, so that links hold on both.
+"""mkdocs' hook (mkdocs.yml): the site has the repository's pages at their paths, and the code that docs/code.md links, so that
+links hold on both.
 
 Its navigation is docs/index.md: each heading is a section, each line a page; a folder's README.md brings the pages beside it.
 """
@@ -15,6 +16,7 @@ from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[1]
 INDEX = ROOT / "docs/index.md"
+_SOURCE = re.compile(r"\]\(\.\./([\w/]+\.py)\)")
 _ENTRY = re.compile(r"^## (?P<section>.+)$|^- \[(?P<title>[^\]]+)\]\((?P<target>[^)#]+)\)", re.MULTILINE)
 
 
@@ -45,6 +47,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if file.src_dir == config.docs_dir:
             files.remove(file)
     docs = [path for path in INDEX.parent.rglob("*") if path.is_file()]
-    for path in (*docs, *ROOT.glob("*.md"), *(ROOT / "deploy").rglob("README.md"), ROOT / "benchmarks/README.md"):
+    code = [ROOT / path for path in _SOURCE.findall((INDEX.parent / "code.md").read_text())]
+    pages = (*ROOT.glob("*.md"), *(ROOT / "deploy").rglob("README.md"), ROOT / "benchmarks/README.md")
+    for path in (*docs, *pages, *code):
         files.append(File(str(path.relative_to(ROOT)), str(ROOT), config.site_dir, config.use_directory_urls))
     return files
