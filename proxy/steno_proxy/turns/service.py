@@ -1,9 +1,10 @@
 """From an agent's request to what answers it: the beginning of "One turn, start to end" in `docs/architecture.md`.
 
-    enter the session > the trial's sampling law > recognise > is it a retry? > open a stream on a worker for each choice
+    enter the session > what an earlier response said > the trial's sampling law > recognise > is it a retry?
+    > is it on record at the fork's origin? > open a stream on a worker for each choice
 
-The rest is `request.py`, or, for a retry, `joined.py` and `replay.py`. Nothing is on record and nothing has been sent when this
-refuses.
+The rest is `request.py`, or, where nothing is to be sampled, `joined.py` and `replay.py`. When this refuses, nothing was sampled
+or sent, and no turn is on record, but that of a forked trial that diverges (`forked.py`).
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class TurnService:
 
         Args: again: how often the client says that it has sent this before (`retry_matching.py`).
             shown: the generation of the agent's key.
-        Raises: StenoError, with nothing recorded and nothing sent.
+        Raises: StenoError, with nothing sampled and nothing sent.
         """
         queued = self.clock()
         recording = await self.recorder.enter(trial_id, again=bool(again), shown=shown)

@@ -33,6 +33,7 @@ PROSE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "de
 _HERE = re.compile(r"(<<'?(\w+)'?\n).*?^\2$", re.MULTILINE | re.DOTALL)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FOLDER = re.compile(r"`([\w/]+)/`")
 _IMAGE = re.compile(r'<img src="([^"]+)"')
 
 
@@ -135,6 +136,19 @@ def test_a_module_that_a_page_names_by_its_path_is_there(page: Path) -> None:
         return
     named = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|lua))`", page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_package_folder_has_its_place_in_the_architecture() -> None:
+    """By its path, in a heading or in a row of rooms; or by its name, in the row of a folder above it, or after one beside it."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    named = {path for line in re.findall(r"^### (.*)$", page, re.MULTILINE) for path in _FOLDER.findall(line)}
+    for rooms, text in re.findall(r"^\| (`\S+/`.*?) \| (.*) \|$", page, re.MULTILINE):
+        first, *beside = _FOLDER.findall(rooms)
+        named |= {first, *(f"{Path(first).parent}/{name}" for name in beside)}
+        named |= {f"{first}/{name}" for name in _FOLDER.findall(text)}
+    folders = [path.parent for room in ROOMS for path in (ROOT / room).glob("**/__init__.py")]
+    assert len(folders) > 60
+    assert [name for path in folders if (name := str(path.relative_to(ROOT))) not in named] == []
 
 
 def test_every_page_of_docs_has_one_line_in_the_index_under_a_heading() -> None:
