@@ -1,8 +1,9 @@
 """The answer of a request, and the clients that read it: the one that came first, and retries that joined it.
 
 A `LogReader` is one client: it turns what the log tells it into events of its own format, and keeps them until they are flushed.
-`AnswerLog` tells all readers of one request the same, and keeps I3: it tells a piece that closes a block only after the turn so
-far is on record, and the end of a choice only after its turn is.
+`AnswerLog` tells all readers of one request the same. Of I3 it keeps one part: it tells a piece that closes a block only after
+the turn so far is on record. `request.py` tells it the end of a choice only after its turn is, and `joined.py` waits for what was
+said before its client came.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A second client of a request that runs: a retry of it, sent while the first connection still looked alive.
 
-It is a reader of the request's log that reads at its own pace: it gets what has come so far, then what comes. What it has not
-read waits here, bounded, so that it holds up neither the request nor its first client.
+It is a reader of the request's log that reads at its own pace: it gets what has come so far, once what this closes is on record
+(I3), then what comes. What it has not read waits here, bounded, so that it holds up neither the request nor its first client.
 """
 
 from __future__ import annotations

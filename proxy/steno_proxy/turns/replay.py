@@ -1,5 +1,5 @@
-"""An answer given again from its record, in its dialect, streamed or not: the same ids, the same text, nothing sampled. It is a
-log that is closed, with one reader."""
+"""An answer given again from its record, in its dialect, streamed or not: the same ids, the same text, nothing sampled. One
+`LogReader` is told the record; there is no `AnswerLog`."""
 
 from __future__ import annotations
 
