@@ -10,6 +10,7 @@ _RECORDER, _RECORDING, _RECORD = (
     "proxy/steno_proxy/session_cache/session_state.py",
     "proxy/steno_proxy/turns/turn_record.py",
 )
+_LOG = "proxy/steno_proxy/turns/answer_log.py"
 _STREAMS, _FAILOVER = "proxy/steno_proxy/workers/stream.py", "proxy/steno_proxy/turns/failover.py"
 _TREE, _ECHOES, _CUTS, _SAMPLES = (
     f"proxy/steno_proxy/sessions/{name}.py" for name in ("tree", "messages/echoes", "messages/cuts", "samples")
@@ -18,6 +19,7 @@ _TREE, _ECHOES, _CUTS, _SAMPLES = (
 _PADS = ("tests/unit/proxy/turns/test_transcript.py",)
 _MAILBOXES = ("tests/unit/proxy/workers/test_streams.py",)
 _CHOICES = ("tests/unit/proxy/turns/test_choice.py",)
+_JOINED = ("tests/unit/proxy/turns/test_joined.py",)
 _TURNS = ("tests/integration/http/turns/test_turns.py",)
 _FAILOVERS = ("tests/integration/http/faults/test_failover.py",)
 _RECORDERS = ("tests/unit/proxy/session_cache/test_recorder.py",)
@@ -30,6 +32,23 @@ _ECHOED = ("tests/unit/proxy/sessions/test_echoes.py", "tests/unit/proxy/session
 _SAMPLED = ("tests/unit/proxy/sessions/test_samples.py",)
 
 MUTANTS = (
+    Mutant(
+        "past-before-record", "who joins is told of a closed block before that is on record (I3)", _LOG,
+        "                await choice.saved()\n\n        return", "                pass\n\n        return", _JOINED,
+    ),
+    Mutant(
+        "block-before-record", "a piece that closes a block is told before the turn so far is on record (I3)", _LOG,
+        "        await choice.saved()\n        for reader in readers:", "        for reader in readers:",
+        ("tests/integration/http/faults/test_anthropic_durable.py",),
+    ),
+    Mutant(
+        "end-before-record", "the end of a choice is told before its turn is on record (I3)", _LOG,
+        "        await choice.committed(None, in_one_piece=self.has_whole())\n        finished = choice.finish(now)\n"
+        "        for reader in self._readers:\n            reader.finish(finished)\n",
+        "        finished = choice.finish(now)\n        for reader in self._readers:\n            reader.finish(finished)\n"
+        "        await self.flush()\n        await choice.committed(None, in_one_piece=self.has_whole())\n",
+        ("tests/integration/http/faults/test_failing.py",),
+    ),
     Mutant(
         "logprobs-of-before", "a delta is recorded with the log-probabilities of the delta before", _TRANSCRIPT,
         "self.logprobs += event.logprobs",

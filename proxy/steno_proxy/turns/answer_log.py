@@ -1,15 +1,14 @@
 """The answer of a request, and the clients that read it: the one that came first, and retries that joined it.
 
 A `LogReader` is one client: it turns what the log tells it into events of its own format, and keeps them until they are flushed.
-`AnswerLog` tells all readers of one request the same. Of I3 it keeps one part: it tells a piece that closes a block only after
-the turn so far is on record. `request.py` tells it the end of a choice only after its turn is, and `joined.py` waits for what was
-said before its client came.
+`AnswerLog` tells all readers of one request the same, and keeps I3: a piece that closes a block is told once the turn so far is
+on record, the end of a choice once its turn is, and what a reader that joins is told of the past leaves once that is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from steno.contracts.chat import CanonicalRequest
@@ -147,9 +146,14 @@ class LogReader:
 
 
 class LoggedChoice(PromptedChoice, Protocol):
-    """What the log needs of a choice."""
+    """What the log needs of a choice. finished: whole and on record; None: not yet."""
 
     index: int
+    finished: Choice | None
+
+    def pieces(self) -> Sequence[Piece] | None:
+        """All that has come of it. None: it has not begun."""
+        ...
 
     def note_delivered(self, tokens: int) -> None:
         """Note that the events of so many tokens have been sent to a client."""
@@ -157,6 +161,14 @@ class LoggedChoice(PromptedChoice, Protocol):
 
     async def saved(self) -> None:
         """Save the turn as far as it has come. Raises: as `Recorder.commit`."""
+        ...
+
+    async def committed(self, error: StenoError | None, *, in_one_piece: bool = False) -> None:
+        """Have its turn on record, whole. Raises: as `Recorder.commit`."""
+        ...
+
+    def finish(self, now: float) -> Choice:
+        """It is on record: what its clients are to see."""
         ...
 
 
@@ -174,10 +186,26 @@ class AnswerLog:
         self._readers: tuple[LogReader, ...] = (first,)  # all of them; another tuple when that changes
         self._told: set[int] = set()  # choices of which readers that have left had events
 
-    def add(self, reader: LogReader) -> None:
+    def add(self, reader: LogReader, choices: Iterable[LoggedChoice]) -> Callable[[], Awaitable[None]]:
+        """Tell a reader that joins what has come. Returns: what it must wait for before any of that leaves: the blocks that this
+        closes for its client are on record then."""
+        closed = []
+        for choice in choices:
+            if (pieces := choice.pieces()) is not None:
+                reader.accept()
+                if _tell(reader, choice, pieces):
+                    closed.append(choice)
+            if choice.finished is not None:
+                reader.finish(choice.finished)
         self.joined.append(reader)
         self._readers = (self.first, *self.joined)
         self.shared = True
+
+        async def on_record() -> None:
+            for choice in closed:
+                await choice.saved()
+
+        return on_record
 
     def remove(self, reader: LogReader) -> None:
         self.joined.remove(reader)
@@ -212,10 +240,13 @@ class AnswerLog:
         for reader in readers:
             reader.piece(choice.index, piece, choice)
 
-    def finish(self, choice: Choice) -> None:
-        """Tell the end of a choice. Its turn is on record."""
+    async def finish(self, choice: LoggedChoice, now: float) -> Choice:
+        """Have the turn of a choice on record, and tell its end. Raises: as `Recorder.commit`."""
+        await choice.committed(None, in_one_piece=self.has_whole())
+        finished = choice.finish(now)
         for reader in self._readers:
-            reader.finish(choice)
+            reader.finish(finished)
+        return finished
 
     def end(self, choices: Sequence[Choice]) -> None:
         """Tell the end of the answer. All turns are on record."""
@@ -249,6 +280,15 @@ class AnswerLog:
     def is_read(self) -> bool:
         """Whether some reader gets events as they come."""
         return _is_read(self.first) or any(map(_is_read, self.joined))
+
+
+def _tell(reader: LogReader, choice: LoggedChoice, pieces: Sequence[Piece]) -> bool:
+    """Whether one of them closes a block for this client."""
+    closes = False
+    for piece in pieces:
+        closes = reader.closes(choice.index, piece) or closes
+        reader.piece(choice.index, piece, choice)
+    return closes
 
 
 def _is_read(reader: LogReader) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from steno.contracts.errors import Gone, StenoError
 from steno.contracts.records import IndexRow, Turn, tokenizer_key
 from steno.contracts.wire.frames import Delta, Started
 from steno_proxy import metrics
-from steno_proxy.dialects.base import Choice
+from steno_proxy.dialects.base import Choice, Piece
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.session_state import Recording
 from steno_proxy.store.interface import RecordedOtherwise, TokenPath
@@ -97,6 +97,18 @@ class OpenChoice:
     def _started(self) -> Started:
         assert self.transcript.started is not None
         return self.transcript.started
+
+    def pieces(self) -> Sequence[Piece] | None:
+        """All that has come of it, for who comes now. None: it has not begun."""
+        return self.transcript.pieces() if self.transcript.started is not None else None
+
+    def finish(self, now: float) -> Choice:
+        """It is on record, whole. Args: now: when it ended, if no token says that. Unix seconds."""
+        finished = self.finished = self.transcript.choice(self.index)
+        finished.ended = self.facts.last_token or now
+        if self.facts.asked.returns_ids:
+            finished.ids, finished.prompt_ids = bytes(self.transcript.ids), self.prompt_ids
+        return finished
 
     # -- attempts (failover.py)
 

@@ -1,13 +1,13 @@
 """A second client of a request that runs: a retry of it, sent while the first connection still looked alive.
 
-It is a reader of the request's log that reads at its own pace: it gets what has come so far, once what this closes is on record
-(I3), then what comes. What it has not read waits here, bounded, so that it holds up neither the request nor its first client.
+It is a reader of the request's log that reads at its own pace: it gets what has come so far, then what comes. What it has not
+read waits here, bounded, so that it holds up neither the request nor its first client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from steno.contracts.chat import CanonicalRequest
@@ -32,10 +32,6 @@ class ClientTooSlow(StenoError):
 class JoinedRequest(Protocol):
     """The request that is joined."""
 
-    async def saved(self, index: int) -> None:
-        """What has come so far of a choice is on record."""
-        ...
-
     def leave(self, joined: JoinedReader) -> None: ...
 
     def more_waits(self) -> None:
@@ -52,7 +48,9 @@ class JoinedReader(LogReader):
         super().__init__(dialect, asked, client, header)
         self.done = asyncio.Event()
         self._request = request
-        self._unsaved: list[int] = []  # choices that have closed a block before this client came
+        self.on_record: Callable[
+            [], Awaitable[None]
+        ]  # what it has been told may leave then (I3); from `AnswerLog.add` on
         self._waiting_bytes = 0
         self._woken = asyncio.Event()
         self._reads = False  # it has begun to
@@ -61,14 +59,6 @@ class JoinedReader(LogReader):
         self._timeout = WriteTimeout()
 
     # -- what the log says; nothing more is heard after a failure
-
-    def catch_up(self, index: int, of: PromptedChoice, pieces: Sequence[Piece]) -> None:
-        """What has come of a choice before this client did. Blocks that this closes leave once they are on record."""
-        self.accept()
-        for piece in pieces:
-            if self.closes(index, piece) and index not in self._unsaved:
-                self._unsaved.append(index)
-            self.piece(index, piece, of)
 
     def accept(self) -> None:
         self._accepted = True
@@ -124,8 +114,7 @@ class JoinedReader(LogReader):
         self._reads = True
         try:
             async with self._timeout:
-                for index in self._unsaved:
-                    await self._request.saved(index)
+                await self.on_record()
                 while not await self.flush():
                     if self._failure is not None:
                         raise self._failure

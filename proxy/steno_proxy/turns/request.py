@@ -254,12 +254,7 @@ class Request:
         if len(self.log.joined) >= MOST_JOINED:
             raise TooManyRequests(f"{MOST_JOINED} retries of this request wait for its answer already")
         joined = JoinedReader(self, self.dialect, asked, client, self._header())
-        for choice in self.choices:
-            if choice.transcript.started is not None:
-                joined.catch_up(choice.index, choice, choice.transcript.pieces())
-            if choice.finished is not None:
-                joined.finish(choice.finished)
-        self.log.add(joined)
+        joined.on_record = self.log.add(joined, self.choices)
         self.recording.in_flight.add(joined)
         return joined
 
@@ -272,10 +267,6 @@ class Request:
 
     def more_waits(self) -> None:
         give_up_slowest(reader for reader in self.log.joined if isinstance(reader, JoinedReader))
-
-    async def saved(self, index: int) -> None:
-        """Save a choice as far as it has come. Raises: as `Recorder.commit`."""
-        await self.choices[index].saved()
 
     async def _siblings(self) -> list[Choice]:
         tasks = [asyncio.ensure_future(self._sibling(choice)) for choice in self.choices]
@@ -320,13 +311,7 @@ class Request:
             choice.cut_off(told.code)
             await choice.committed(told)
             raise
-        await choice.committed(None, in_one_piece=self.log.has_whole())
-        choice.finished = choice.transcript.choice(choice.index)
-        choice.finished.ended = choice.facts.last_token or self._turns.clock()
-        if self.asked.returns_ids:
-            choice.finished.ids, choice.finished.prompt_ids = bytes(choice.transcript.ids), choice.prompt_ids
-        self.log.finish(choice.finished)
-        return choice.finished
+        return await self.log.finish(choice, self._turns.clock())
 
     async def _events(self, choice: OpenChoice) -> list[StreamEvent]:
         """Return the next events, of this worker or of the one that replaces it (I9). Raises: StenoError: there are no more."""

@@ -115,7 +115,7 @@ async def test_the_last_write_does_not_hold_up_those_who_joined(monkeypatch: pyt
     client, other = Reader(reads=False), Reader()
     running = await request(client)
     monkeypatch.setattr(running, "_choice", lambda choice: asyncio.sleep(0, CHOICE))
-    running.log.add(reader(ChatDialect(), other, stream=False))
+    running.log.add(reader(ChatDialect(), other, stream=False), [])
     await asyncio.wait_for(running._run(), 5)
     assert client.gone
 

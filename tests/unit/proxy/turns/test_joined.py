@@ -15,6 +15,7 @@ from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
 from steno_proxy.dialects.openai.chat import ChatDialect
 from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.turns import joined as module
+from steno_proxy.turns.answer_log import AnswerLog, LogReader
 from steno_proxy.turns.joined import ClientTooSlow, JoinedReader, give_up_slowest
 
 STARTED = Started(1, 0, b"", 3, b"", Sampling())
@@ -45,6 +46,26 @@ class Reader:
         await self.end(body)
 
 
+class Begun:
+    """A choice of which something has come. Its saves wait for `may_save`."""
+
+    prompt_tokens, cached_tokens, prompt_ids = 3, 0, b""
+
+    def __init__(self, pieces: list[Piece], saves: list[int], may_save: asyncio.Event) -> None:
+        self.index = 0
+        self.finished: Choice | None = None
+        self._pieces = pieces
+        self._saves = saves
+        self._may_save = may_save
+
+    def pieces(self) -> list[Piece]:
+        return self._pieces
+
+    async def saved(self) -> None:
+        await self._may_save.wait()
+        self._saves.append(self.index)
+
+
 class Host:
     def __init__(self) -> None:
         self.left: list[JoinedReader] = []
@@ -56,23 +77,24 @@ class Host:
     def more_waits(self) -> None:
         give_up_slowest(self.joined)
 
-    async def saved(self, index: int) -> None:
-        await self.may_save.wait()
-        self.saves.append(index)
-
     def leave(self, joined: JoinedReader) -> None:
         self.left.append(joined)
 
 
 def join(
-    *, stream: bool = True, dialect: Dialect | None = None, host: Host | None = None
+    *, stream: bool = True, dialect: Dialect | None = None, host: Host | None = None, past: list[Piece] | None = None
 ) -> tuple[JoinedReader, Reader, Host]:
+    """past: what has come of the answer before this client; None: nothing has begun."""
     client, host = Reader(), host or Host()
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "input": "x", "stream": stream}
     dialect = dialect or ChatDialect()
     asked = dialect.parse(msgspec.json.encode(body))
-    host.joined.append(JoinedReader(host, dialect, asked, client, Header("0" * 12, 1, "m")))
-    return host.joined[-1], client, host
+    header = Header("0" * 12, 1, "m")
+    joined = JoinedReader(host, dialect, asked, client, header)
+    choices: Any = [] if past is None else [Begun(past, host.saves, host.may_save)]
+    joined.on_record = AnswerLog(LogReader(dialect, asked, Reader(), header)).add(joined, choices)
+    host.joined.append(joined)
+    return joined, client, host
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -87,8 +109,7 @@ def check_numbers(found: list[dict[str, Any]]) -> None:
 
 
 async def test_what_came_before_comes_first_and_nothing_waits_for_the_reader() -> None:
-    joined, client, host = join()
-    joined.catch_up(0, STARTED, [Piece("a")])
+    joined, client, host = join(past=[Piece("a")])
     run = asyncio.create_task(joined.run())
     await asyncio.sleep(0)
     joined.piece(0, Piece("b"), STARTED)
@@ -104,6 +125,22 @@ async def test_what_came_before_comes_first_and_nothing_waits_for_the_reader() -
     assert client.is_ready and client.ended and host.left == [joined] and host.saves == []
 
 
+async def test_a_block_that_the_past_has_closed_leaves_once_it_is_on_record() -> None:
+    """I3. In this format the text closes the block of the reasoning before it."""
+    joined, client, host = join(dialect=ResponsesDialect(), past=[Piece(reasoning="r"), Piece("a")])
+    client.reads.set()
+    host.may_save.clear()
+    run = asyncio.create_task(joined.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not client.seen and not client.is_ready
+    host.may_save.set()
+    joined.finish(CHOICE)
+    joined.end([CHOICE])
+    await run
+    assert host.saves == [0] and client.ended
+
+
 async def test_an_answer_in_one_piece_comes_at_the_end() -> None:
     joined, client, _ = join(stream=False)
     client.reads.set()
@@ -115,9 +152,8 @@ async def test_an_answer_in_one_piece_comes_at_the_end() -> None:
 
 
 async def test_a_failure_comes_after_what_came_before_it_and_ends_it() -> None:
-    joined, client, host = join()
+    joined, client, host = join(past=[Piece("a")])
     client.reads.set()
-    joined.catch_up(0, STARTED, [Piece("a")])
     joined.fail(EngineFailed("the engine has died"))
     joined.piece(0, Piece("b"), STARTED)
     with pytest.raises(EngineFailed):
@@ -127,9 +163,8 @@ async def test_a_failure_comes_after_what_came_before_it_and_ends_it() -> None:
 
 
 async def test_what_begins_an_answer_is_numbered_before_its_first_piece() -> None:
-    joined, client, _ = join(dialect=ResponsesDialect())
+    joined, client, _ = join(dialect=ResponsesDialect(), past=[Piece()])
     client.reads.set()
-    joined.catch_up(0, STARTED, [Piece()])  # says nothing yet
     joined.piece(0, Piece("ab"), STARTED)
     joined.piece(0, Piece("c"), STARTED)
     joined.finish(CHOICE)
@@ -142,9 +177,8 @@ async def test_what_begins_an_answer_is_numbered_before_its_first_piece() -> Non
 
 @pytest.mark.parametrize("pieces", [[], [Piece()], [Piece("a")], [Piece(reasoning="a"), Piece("b")]])
 async def test_an_answer_that_breaks_has_a_beginning_and_numbers_without_gaps(pieces: list[Piece]) -> None:
-    joined, client, _ = join(dialect=ResponsesDialect())
+    joined, client, _ = join(dialect=ResponsesDialect(), past=pieces)
     client.reads.set()
-    joined.catch_up(0, STARTED, pieces)
     error = EngineFailed("the engine has died")
     joined.fail(error)
     joined.piece(0, Piece("too late"), STARTED)
@@ -159,9 +193,8 @@ async def test_an_answer_that_breaks_has_a_beginning_and_numbers_without_gaps(pi
 
 async def test_however_much_there_was_before_it_came_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2000)
-    joined, client, _ = join()
+    joined, client, _ = join(past=[Piece(reasoning="r" * 3000), Piece("a" * 3000)])
     client.reads.set()
-    joined.catch_up(0, STARTED, [Piece(reasoning="r" * 3000), Piece("a" * 3000)])
     joined.finish(CHOICE)
     joined.end([CHOICE])
     await joined.run()
@@ -170,10 +203,9 @@ async def test_however_much_there_was_before_it_came_it_gets(monkeypatch: pytest
 
 async def test_what_is_cut_off_for_slowness_never_looks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 2000)
-    joined, client, host = join(dialect=ResponsesDialect())
+    joined, client, host = join(dialect=ResponsesDialect(), past=[Piece(reasoning="r"), Piece("a")])
     client.reads.set()
     host.may_save.clear()
-    joined.catch_up(0, STARTED, [Piece(reasoning="r"), Piece("a")])
     run = asyncio.create_task(joined.run())
     await asyncio.sleep(0)
     for _ in range(100):
