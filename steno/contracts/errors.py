@@ -67,6 +67,8 @@ class StenoError(Exception):
 
 
 class BadRequest(StenoError):
+    """The request can't be done as it is; `field` names what is wrong."""
+
     status = 400
     code = "invalid_request"
 
@@ -91,11 +93,15 @@ class ContextOverflow(BadRequest):
 
 
 class Unauthorized(StenoError):
+    """No key was given, and the proxy asks for one."""
+
     status = 401
     code = "invalid_api_key"
 
 
 class Forbidden(StenoError):
+    """The key does not open this, whether or not it is there."""
+
     status = 403
     code = "forbidden"
 
@@ -108,20 +114,28 @@ class BudgetSpent(StenoError):
 
 
 class NotFound(StenoError):
+    """There is no such trial, group, turn, update, tokenizer or model name."""
+
     status = 404
     code = "not_found"
 
 
 class Conflict(StenoError):
+    """It contradicts what is on record: a lease that was lost, another reward, other weights under a known version."""
+
     status = 409
     code = "conflict"
 
 
 class WeightsRefused(Conflict):
+    """The weights are not those that the update names, or not this model's."""
+
     code = "weights_refused"
 
 
 class Superseded(Conflict):
+    """Another trainer has taken over the run: this one must end."""
+
     code = "superseded"
 
 
@@ -132,6 +146,8 @@ class TrainerAlive(Conflict):
 
 
 class Gone(StenoError):
+    """The session has ended or was deleted."""
+
     status = 410
     code = "session_closed"
 
@@ -150,29 +166,39 @@ class BodyTimeout(StenoError):
 
 
 class BodyTooLarge(StenoError):
+    """The body is larger than the proxy takes."""
+
     status = 413
     code = "body_too_large"
 
 
 class TooManyRequests(StenoError):
+    """Too many requests at a time, or too often; `retry_after_s` says when to try again."""
+
     status = 429
     code = "rate_limited"
     retryable = True
 
 
 class NoWorker(StenoError):
+    """No worker can serve this now."""
+
     status = 503
     code = "no_worker"
     retryable = True
 
 
 class WorkerLost(StenoError):
+    """The worker went away and did not come back in time."""
+
     status = 503
     code = "worker_lost"
     retryable = True
 
 
 class EngineFailed(StenoError):
+    """The engine failed at this request."""
+
     status = 503
     code = "engine_failed"
     retryable = True
@@ -185,45 +211,61 @@ class UnsoundOutput(EngineFailed):
 
 
 class StoreUnavailable(StenoError):
+    """The proxy's store does not answer: nothing new can be put on record."""
+
     status = 503
     code = "store_unavailable"
     retryable = True
 
 
 class StoreFull(StenoError):
+    """The proxy's store has no room for new trials; those that run go on."""
+
     status = 503
     code = "store_full"
     retryable = True
 
 
 class ArchiveUnreadable(StenoError):
+    """What is in the archive can't be read, or written, now."""
+
     status = 503
     code = "archive_unreadable"
     retryable = True
 
 
 class ObjectStoreFailed(StenoError):
+    """An object store of weights can't be read, or written."""
+
     status = 503
     code = "object_store_failed"
     retryable = True
 
 
 class ObjectMissing(ObjectStoreFailed):
+    """The object store does not have what it is said to have."""
+
     code = "object_missing"
 
 
 class ProtocolError(StenoError):
+    """A peer sent what the protocol does not allow; of clients: the answer is not one of a Steno proxy."""
+
     status = 502
     code = "protocol_error"
     retryable = True
 
 
 class Unreachable(StenoError):
+    """No answer from the proxy. Raised by clients."""
+
     code = "unreachable"
     retryable = True
 
 
 class ConfigError(StenoError):
+    """A setting or an argument that can't be; `field` names it."""
+
     code = "config_error"
 
 

@@ -148,6 +148,8 @@ SessionStatus = Literal["open", "completed", "aborted", "deleted"]
 
 
 class Counts(BaseModel):
+    """Of a session's turns, in all."""
+
     turns: int = 0
     prompt_tokens: int = Field(0, description="new prompt tokens, summed over turns")
     completion_tokens: int = 0
