@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 from pydantic import SecretStr
@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from steno.client.transport import MSGPACK, Body, ClientRequest, call
 from steno.config.keys import first_key
 from steno.contracts.errors import ConfigError
-from steno.contracts.lenient import read
+from steno.contracts.lenient import read, read_struct
 from steno.contracts.policy import ModelName, ModelNames, PolicyList, PolicyView, Received, Update, UpdateSpec
 from steno.contracts.records import Group, Sample, Session
 from steno.contracts.rest import (
@@ -58,6 +58,7 @@ from steno.contracts.runs.training_steps import (
     TrainingStep,
     TrainingStepPage,
 )
+from steno.contracts.worker_view import WorkerPage, WorkerView
 
 
 class RestCalls:
@@ -328,9 +329,9 @@ class RestCalls:
         return ClientRequest("GET", path, partial(read, TokenTexts))
 
     @call
-    def workers(self) -> ClientRequest[list[dict[str, Any]]]:
+    def workers(self) -> ClientRequest[list[WorkerView]]:
         """The fleet: what each worker serves, its load, whether it is connected."""
-        return ClientRequest("GET", "/workers", lambda body: cast("list[dict[str, Any]]", body["items"]))
+        return ClientRequest("GET", "/workers", lambda body: read_struct(WorkerPage, body).items)
 
 
 def session_path(trial_id: str, tail: str = "") -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic import BaseModel
 
 M = TypeVar("M", bound=BaseModel)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def read(model: type[M], told: Any) -> M:
@@ -21,3 +23,8 @@ def read(model: type[M], told: Any) -> M:
 def read_json(model: type[M], told: str | bytes) -> M:
     """The same, of JSON."""
     return model.model_validate_json(told, extra="ignore")
+
+
+def read_struct(kind: type[S], told: Any) -> S:
+    """The same of a record that is a msgspec struct. Raises: msgspec.ValidationError."""
+    return msgspec.convert(told, kind)

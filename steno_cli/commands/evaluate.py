@@ -131,7 +131,7 @@ async def _served(settings: EvaluateSettings, model: str, run_id: str) -> AsyncI
         worker = await start(stack, folder, "worker", *words, *more, STENO_WORKER_KEY=worker_key)
         await until_healthy(url, proxy)
         async with AsyncSteno(url, admin) as client:
-            while not any(each["models"] for each in await client.workers()):  # a large model takes minutes
+            while not any(each.models for each in await client.workers()):  # a large model takes minutes
                 proxy.check()
                 worker.check()
                 await asyncio.sleep(0.5)

@@ -290,7 +290,7 @@ def _worlds(prefix: str, round_name: str = "0") -> Iterator[Planned]:
 
 
 async def _until_served(client: AsyncSteno, *children: DemoProcess) -> None:
-    while not any(worker["models"] for worker in await client.workers()):
+    while not any(worker.models for worker in await client.workers()):
         for child in children:
             child.check()
         await asyncio.sleep(POLL_S)

@@ -18,6 +18,7 @@ from steno.contracts.errors import Gone, NotFound, StenoError
 from steno.contracts.policy import UpdateSpec
 from steno.contracts.records import Turn
 from steno.contracts.rest import Completion, GroupSpec
+from steno.contracts.worker_view import WorkerView
 from tests.chaos import faults, journal
 from tests.chaos.agents import OVER, Speaker, Trial
 from tests.chaos.deployment import Deployment
@@ -307,8 +308,8 @@ class Story:
                     off.append(f"{program.name} takes {memory >> 20} MiB, and took {most_memory >> 20}")
             for number in range(REPLICAS):
                 for one in await self._clients_of(number):
-                    if one["in_flight"]:
-                        off.append(f"at r{number}, {one['id']} still has {one['in_flight']} streams")
+                    if one.in_flight:
+                        off.append(f"at r{number}, {one.id} still has {one.in_flight} streams")
                 counted = await asyncio.to_thread(counters, self._deployment.direct(number) + "/metrics")
                 off += [f"I4: r{number}: {wrong}" for wrong in check_received(counted)]
             self.verdict.kept = max(fds for fds, _ in kept), max(memory for _, memory in kept)
@@ -320,7 +321,7 @@ class Story:
                 return
             await asyncio.sleep(0.2)
 
-    async def _clients_of(self, number: int) -> list[dict[str, object]]:
+    async def _clients_of(self, number: int) -> list[WorkerView]:
         async with AsyncSteno(self._deployment.direct(number)) as client:
             return await client.workers()
 

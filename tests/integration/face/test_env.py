@@ -52,7 +52,7 @@ def test_opencode_is_told_the_context_of_what_is_served(locked: Stack) -> None:
     printed = json.loads(steno(locked, "opencode", "env-context", "--json"))
     config = json.loads(printed["variables"]["OPENCODE_CONFIG_CONTENT"])
     with Steno(locked.url, ADMIN) as client:
-        served = client.workers()[0]["models"][0]["context_tokens"]
+        served = client.workers()[0].models[0].context_tokens
     assert config["provider"]["steno"]["models"]["policy"]["limit"]["context"] == served
 
 

@@ -62,7 +62,7 @@ async def test_a_refusal_leaves_the_others_updated_and_takes_that_worker_out_of_
     ]
     assert fleet.eligible() == ["good"]
     assert await fleet.turns(6) == {"good": 6, "bad": 0}
-    behind = {worker["id"]: worker["behind"] for worker in await fleet.steno.workers()}
+    behind = {worker.id: worker.behind for worker in await fleet.steno.workers()}
     assert behind == {"bad": ["default"], "good": []}
     bad.refuse = ""
     fleet.policies._run(update.update_id).members["bad"].retry_at = 0.0  # its backoff is over

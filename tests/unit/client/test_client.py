@@ -45,6 +45,7 @@ from steno.contracts.records import (
     ids_to_bytes,
 )
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
+from steno.contracts.wire.frames import ModelCard
 
 pytestmark = pytest.mark.usefixtures("pauses")
 
@@ -209,6 +210,26 @@ def test_what_a_later_proxy_has_added_is_left_out() -> None:
     assert steno(lambda request: msgpack({"items": [later], "later": 4})).samples("t") == [known]
     grown = session("t") | {"later": {}, "limits": {"max_turns": 3, "max_later": 5}}
     assert steno(lambda request: msgpack(grown)).session("t").limits == Limits(max_turns=3)
+
+
+async def test_workers_come_as_records_also_of_a_later_and_of_an_earlier_proxy() -> None:
+    card = {"name": "m", "context_tokens": 8, "capabilities": ["tools"], "new": 1}
+    load = {"running": 1, "waiting": 0, "kv_used": 0.5, "new": 1}
+    early = {
+        "id": "w", "models": [card], "load": load, "in_flight": 1, "max_streams": 8, "connected": True, "healthy": True,
+        "draining": False, "since": 1, "idle_s": 0.5,
+    }  # fmt: skip
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"items": [early, early | {"address": "::1", "new": {}}], "new": 1})
+
+    first, second = steno(handle).workers()
+    assert (first.id, first.load.kv_used, first.since, first.address, second.address) == ("w", 0.5, 1.0, None, "::1")
+    assert first.models == [ModelCard("m", 8, capabilities=["tools"])]
+    async with AsyncSteno("http://proxy", transport=httpx.MockTransport(handle)) as client:
+        assert await client.workers() == [first, second]
+    with pytest.raises(ProtocolError, match="not an answer of a Steno proxy"):
+        steno(lambda _: httpx.Response(200, json={"items": [{"id": "w"}]}), retries=0).workers()
 
 
 def test_turns_come_page_by_page_with_their_arrays_as_raw_bytes() -> None:

@@ -172,7 +172,7 @@ async def test_operations(proxy: Proxy) -> None:
     assert "steno_proxy_turns_total" in text and "steno_proxy_models 1.0" in text
     [policy] = (await proxy.http.get("/policy")).json()["items"]
     assert (policy["policy"], policy["version"], [*policy["workers"]]) == ("default", None, ["base/0"])
-    assert [worker["models"][0]["name"] for worker in await proxy.steno.workers()] == ["parrot"]
+    assert [worker.models[0].name for worker in await proxy.steno.workers()] == ["parrot"]
     document = (await proxy.http.get("/openapi.json")).json()
     assert {"/sessions", "/{trial_id}/v1/chat/completions"} <= set(document["paths"])
 

@@ -12,10 +12,12 @@ from pydantic import ValidationError
 from steno.contracts.errors import ConfigError
 from steno.contracts.policy import Manifest, TensorEntry, UpdateSpec
 from steno.contracts.runs.leases import LeaseRequest
+from steno.contracts.worker_view import WorkerView
 from steno_trainer.run import main
 from steno_trainer.run.main import RankDuties
 from steno_trainer.run_config import RunSettings
 from steno_trainer.weights.nccl.transport import NcclTransport
+from tests.support.records.worker_views import worker_view
 
 
 def settings(**fields: Any) -> RunSettings:
@@ -111,8 +113,8 @@ def test_workers_that_can_not_meet_over_nccl_end_the_start_before_the_model_is_l
             return self
 
         def __exit__(self, *_: object) -> None: ...
-        def workers(self) -> list[dict[str, Any]]:
-            return [{"id": "far", "address": "198.51.100.7"}]
+        def workers(self) -> list[WorkerView]:
+            return [worker_view("far", address="198.51.100.7")]
 
     told: list[bytes] = []
     monkeypatch.setattr(main, "Steno", Proxy)

@@ -195,11 +195,11 @@ def patch_takers(steno: Steno, policy: str) -> Callable[[], bool]:
             log.warning("can't ask the proxy now which workers know patches, so a full copy is written: %s", error)
             return False
         without = [
-            worker["id"]
+            worker.id
             for worker in workers
-            for card in worker["models"]
-            if card.get("policy", "default") == policy and not card.get("text_only")
-            if PATCHES not in card.get("capabilities", [])
+            for card in worker.models
+            if card.policy == policy and not card.text_only
+            if PATCHES not in card.capabilities
         ]
         if without:
             log.warning("worker %s is of a release without push: delta, so a full copy is written", without[0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from steno.contracts.errors import ConfigError
+from steno.contracts.worker_view import WorkerView
 
 FIELD = "nccl_address"
 LOOPBACK = "127.0.0.1"
@@ -23,10 +23,10 @@ def route_to(host: str) -> str:
 
 
 def meeting_address(
-    workers: Iterable[Mapping[str, Any]], proxy: str, given: str | None, *, route: Callable[[str], str] = route_to
+    workers: Iterable[WorkerView], proxy: str, given: str | None, *, route: Callable[[str], str] = route_to
 ) -> str:
     """Args:
-        workers: of `GET /workers`: id, and address, which is whence it dialled the proxy.
+        workers: of `GET /workers`; their addresses say whence they dialled the proxy.
         proxy: its URL: a worker that dialled it by loopback is on its machine.
         given: the setting; it is checked, and told as it is.
 
@@ -56,20 +56,18 @@ def meeting_address(
     return next(iter(away.values()), LOOPBACK)
 
 
-def _elsewhere(
-    workers: Iterable[Mapping[str, Any]], proxy: str, route: Callable[[str], str]
-) -> Iterable[tuple[str, str]]:
+def _elsewhere(workers: Iterable[WorkerView], proxy: str, route: Callable[[str], str]) -> Iterable[tuple[str, str]]:
     """Workers that are on other machines, and this machine's address on the way to each."""
     for worker in workers:
-        if "address" not in worker:  # a proxy of before; it says nothing of where workers are
-            yield worker["id"], socket.gethostbyname(socket.gethostname())
+        if worker.address is None:  # a proxy of before; it says nothing of where workers are
+            yield worker.id, socket.gethostbyname(socket.gethostname())
             continue
-        peer = worker["address"] or LOOPBACK
+        peer = worker.address or LOOPBACK
         if _is_loopback(peer):
             peer = proxy
         mine = route(_plain(peer))
         if not _is_loopback(mine) and mine != _plain(peer):
-            yield worker["id"], mine
+            yield worker.id, mine
 
 
 def _plain(address: str) -> str:

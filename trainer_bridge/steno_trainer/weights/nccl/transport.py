@@ -309,10 +309,10 @@ def workers_of(steno: Steno, policy: str) -> Callable[[], dict[str, float]]:
 
     def ask() -> dict[str, float]:
         return {
-            worker["id"]: worker["since"]
+            worker.id: worker.since
             for worker in steno.workers()
-            if worker["connected"] and worker["healthy"] and not worker["draining"]
-            if any(card.get("policy", "default") == policy and not card.get("text_only") for card in worker["models"])
+            if worker.connected and worker.healthy and not worker.draining
+            if any(card.policy == policy and not card.text_only for card in worker.models)
         }
 
     return ask

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from steno.contracts.errors import BadRequest, StoreUnavailable
 from steno.contracts.policy import PATCHES, WorkerUpdate
+from steno.contracts.wire.frames import ModelCard
+from steno.contracts.worker_view import WorkerView
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed
 from steno_trainer.weights.files import differences
@@ -25,6 +27,7 @@ from steno_trainer.weights.publisher import FULL_AFTER_REFUSAL, Publisher
 from steno_trainer.weights.source import ModelWeights, TensorMeta
 from steno_trainer.weights.transports import FilesystemTransport
 from steno_worker.weights.patching import PatchJob
+from tests.support.records.worker_views import worker_view
 from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
 
@@ -241,17 +244,17 @@ def test_other_trainers_copies_are_full_in_any_case(tmp_path: Path) -> None:
 class Fleet:
     """`Steno`, as far as it is asked for workers."""
 
-    def __init__(self, *workers: dict[str, Any] | None) -> None:
+    def __init__(self, *workers: WorkerView | None) -> None:
         self._workers = workers
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[WorkerView]:
         if None in self._workers:
             raise StoreUnavailable("away")
         return [worker for worker in self._workers if worker is not None]
 
 
-def worker(policy: str = "p", text_only: bool = False, *capabilities: str) -> dict[str, Any]:
-    return {"id": "w", "models": [{"policy": policy, "text_only": text_only, "capabilities": list(capabilities)}]}
+def worker(policy: str = "p", text_only: bool = False, *capabilities: str) -> WorkerView:
+    return worker_view("w", ModelCard("m", 8, policy=policy, text_only=text_only, capabilities=list(capabilities)))
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Any
 
 import pytest
 
 from steno.contracts.errors import ConfigError
+from steno.contracts.worker_view import WorkerView
 from steno_trainer.weights.nccl.address import meeting_address, route_to
+from tests.support.records.worker_views import worker_view
 
 ROUTES = {"127.0.0.1": "127.0.0.1", "10.0.0.1": "10.0.0.1", "10.0.0.2": "10.0.0.1", "192.168.7.9": "192.168.7.1"}
 """Peer -> this machine's address on the way to it: 10.0.0.1, and 192.168.7.1 on another network."""
 HERE, AWAY = "http://127.0.0.1:8000", "http://10.0.0.2:8000"
 
 
-def worker(name: str, address: str | None) -> dict[str, Any]:
-    return {"id": name, **({} if address is None else {"address": address})}
+def worker(name: str, address: str | None) -> WorkerView:
+    return worker_view(name, address=address)
 
 
-def address(*workers: dict[str, Any], proxy: str = HERE, given: str | None = None) -> str:
+def address(*workers: WorkerView, proxy: str = HERE, given: str | None = None) -> str:
     return meeting_address(workers, proxy, given, route=ROUTES.__getitem__)
 
 
