@@ -100,23 +100,37 @@ class RestCalls:
 
     @call
     def create_group(self, spec: GroupSpec) -> ClientRequest[GroupTrials]:
-        """A group and its trials, each with URLs and key."""
+        """Make a group and its trials. The same again returns what is on record.
+
+        Returns: the group, and its trials, each with URLs and key.
+        Raises: Conflict: that group_id has other values, a trial id is taken, or what it forks or scores anew can't be. NotFound,
+            Gone: what it forks or scores anew is not there; Gone: the group was deleted. StoreFull: no room for new trials.
+        """
         named = spec.model_copy(update={"group_id": spec.group_id or uuid.uuid4().hex})
         return ClientRequest("POST", "/groups", partial(read, GroupTrials), body=named)
 
     @call
     def claim(self, group_id: str, asked: ClaimRequest) -> ClientRequest[list[Claim]]:
-        """Claim trials of a group for a launcher, or renew its claims: one answer for each, in their order."""
+        """Claim trials of a group for a launcher, or renew its claims.
+
+        Returns: one answer for each, in their order. Raises: NotFound: no such group. BadRequest: not a trial of it.
+        """
         path = f"/groups/{quote(group_id, safe='')}/claims"
         return ClientRequest("POST", path, lambda body: read(ClaimList, body).items, body=asked)
 
     @call
     def group(self, group_id: str) -> ClientRequest[Group]:
+        """Returns: a group's record, with the ids of its trials. Raises: NotFound."""
         return ClientRequest("GET", f"/groups/{quote(group_id, safe='')}", partial(read, Group))
 
     @call
     def register(self, trial_id: str | None = None, spec: SessionSpec | None = None) -> ClientRequest[Trial]:
-        """One trial; registering it again returns what is on record. Conflict: that has other limits, sampling or another run."""
+        """One trial; registering it again returns what is on record.
+
+        Returns: its session, URLs and key.
+        Raises: Conflict: that is on record with other limits, sampling, run or origin, or what it forks can't be forked there.
+            NotFound: what it forks is not there. Gone: it was deleted. StoreFull: no room for new trials.
+        """
         path = session_path(trial_id or (spec and spec.trial_id) or uuid.uuid4().hex)
         return ClientRequest("POST", path, partial(read, Trial), body=spec or SessionSpec())
 
@@ -133,7 +147,11 @@ class RestCalls:
         run_id: str | None = None,
         newest_first: bool = False,
     ) -> ClientRequest[SessionPage]:
-        """One page of sessions by creation time, oldest first unless `newest_first`. `since`, `until`: Unix seconds."""
+        """Returns: one page of sessions by creation time, oldest first unless `newest_first`. Its `unreadable`: those that the
+        archive can't give now.
+
+        Args: since, until: Unix seconds. cursor: `next_cursor` of the page before.
+        """
         query = {
             "status": status,
             "group_id": group_id,
@@ -148,47 +166,63 @@ class RestCalls:
 
     @call
     def session(self, trial_id: str) -> ClientRequest[Session]:
+        """Returns: the record of a trial, without its turns. Raises: NotFound. Gone: it was deleted. ArchiveUnreadable: the
+        archive can't give it now."""
         return ClientRequest("GET", session_path(trial_id), partial(read, Session))
 
     @call
     def turn_page(self, trial_id: str, *, start: int = 0, limit: int | None = None) -> ClientRequest[TurnPage]:
+        """Returns: one page of a trial's turns in commit order, from number `start` on. Raises: as `session`."""
         query = {"start": start, "limit": limit}
         return ClientRequest("GET", session_path(trial_id, "turns"), partial(read, TurnPage), query=query)
 
     @call
     def samples(self, trial_id: str) -> ClientRequest[list[Sample]]:
-        """One per leaf of the conversation tree, of the turns that can be read."""
+        """Returns: one sample per leaf of the conversation tree, of the turns that can be read.
+
+        Raises: as `session`; Conflict: the trial is text_only, without token ids.
+        """
         return ClientRequest("GET", session_path(trial_id, "samples"), lambda body: read(SampleList, body).items)
 
     @call
     def sample_list(self, trial_id: str) -> ClientRequest[SampleList]:
-        """As `samples`, with the turns that can't be read, and why."""
+        """Returns: as `samples`, with the turns that can't be read, and why. Raises: as `samples`."""
         return ClientRequest("GET", session_path(trial_id, "samples"), partial(read, SampleList))
 
     @call
     def complete(self, trial_id: str, outcome: Completion) -> ClientRequest[Session]:
-        """Freeze the session and post its reward. The same again changes nothing."""
+        """Freeze the session and post its reward. The same again changes nothing.
+
+        Returns: its record. Raises: as `session`; Conflict: it has ended with another status or reward, or another launcher has
+            claimed the trial.
+        """
         return ClientRequest("POST", session_path(trial_id, "complete"), partial(read, Session), body=outcome)
 
     @call
     def begin_task_step(self, trial_id: str, name: str | None) -> ClientRequest[Session]:
-        """Turns that are asked from now on belong to this step of the trial's task; None: to none. Raises: Gone: it has ended."""
+        """Turns that are asked from now on belong to this step of the trial's task; None: to none.
+
+        Returns: the session's record. Raises: NotFound. Gone: it has ended.
+        """
         path = session_path(trial_id, "task-step")
         return ClientRequest("POST", path, partial(read, Session), body=TaskStep(name=name))
 
     @call
     def delete(self, trial_id: str) -> ClientRequest[None]:
-        """Remove everything and leave a tombstone."""
+        """Remove everything of a trial and leave a tombstone. The same again changes nothing.
+
+        Raises: NotFound: there never was one. ArchiveUnreadable: it is in the archive, which can't be written now.
+        """
         return ClientRequest("DELETE", session_path(trial_id), lambda body: None)
 
     @call
     def policies(self) -> ClientRequest[list[PolicyView]]:
-        """Every policy: its version in force, and who serves which version."""
+        """Returns: every policy: its version in force, and who serves which version."""
         return ClientRequest("GET", "/policy", lambda body: read(PolicyList, body).items)
 
     @call
     def models(self) -> ClientRequest[list[ModelName]]:
-        """Model names that workers have served, and who serves them now."""
+        """Returns: model names that workers have served, and who serves them now."""
         return ClientRequest("GET", "/policy/models", lambda body: read(ModelNames, body).items)
 
     @call
@@ -199,14 +233,19 @@ class RestCalls:
 
     @call
     def post_update(self, spec: UpdateSpec) -> ClientRequest[Update]:
-        """Bring new weights to the workers. Returns at once; `update` says how far it is. The same again: the recorded update."""
+        """Bring new weights to the workers. The same again: the recorded update.
+
+        Returns: at once; `update` says how far it is.
+        Raises: BadRequest: fields that contradict each other. Conflict: the version is known with other weights, or a newer one
+            was posted. Superseded: another trainer has the run.
+        """
         return ClientRequest("POST", "/policy/updates", partial(read, Update), body=spec)
 
     @call
     def update(self, update_id: str, *, wait_s: float = 0.0) -> ClientRequest[Update]:
         """An update as it stands; with `wait_s` (60 at most) once it has ended or wants bytes, or so many seconds later.
 
-        NotFound from a proxy that was started again and keeps nothing: post the same spec again.
+        Raises: NotFound: also from a proxy that was started again and keeps nothing: post the same spec again.
         """
         path = f"/policy/updates/{quote(update_id, safe='')}"
         return ClientRequest("GET", path, partial(read, Update), query={"wait_s": wait_s or None}, patience_s=wait_s)
@@ -217,6 +256,9 @@ class RestCalls:
 
         Give tens of megabytes a call, in pieces that are made as they are sent: it takes as long as the slowest worker, and what
         nobody wants any more is sent for nothing. Only whole `bytes` are repeated after a failure.
+
+        Raises: NotFound: no such update or shard. Conflict: a newer version was posted. BadRequest: the update takes no uploads,
+            or none from there.
         """
         path = f"/policy/updates/{quote(update_id, safe='')}/shards/{quote(name, safe='')}"
         return ClientRequest(
@@ -226,7 +268,10 @@ class RestCalls:
 
     @call
     def lease(self, request: LeaseRequest) -> ClientRequest[list[Lease]]:
-        """Completed groups, oldest ready first: `max_groups` of them, or those that are ready after `wait_s`."""
+        """Lease completed groups, oldest ready first.
+
+        Returns: `max_groups` of them, or those that are ready after `wait_s`. Raises: Superseded: another trainer has the run.
+        """
         named = request.model_copy(update={"request_id": request.request_id or uuid.uuid4().hex})
         return ClientRequest(
             "POST",
@@ -238,35 +283,44 @@ class RestCalls:
 
     @call
     def acknowledge(self, lease_id: str) -> ClientRequest[LeaseTerm]:
-        """The step that used the group is durable. Raises: Conflict: the lease was lost to another trainer."""
+        """The step that used the group is durable.
+
+        Returns: the lease, without an end.
+        Raises: Conflict: the lease was lost to another trainer; Superseded: that has taken over the run. NotFound: no such lease.
+        """
         return ClientRequest("POST", f"/leases/{lease_id}/ack", partial(read, LeaseTerm))
 
     @call
     def release(self, lease_id: str) -> ClientRequest[LeaseTerm]:
-        """Give the group back, to be served again at once. Raises: Conflict, as `acknowledge`."""
+        """Give the group back, to be served again at once. Returns, raises: as `acknowledge`."""
         return ClientRequest("POST", f"/leases/{lease_id}/release", partial(read, LeaseTerm))
 
     @call
     def extend(self, lease_id: str, ttl_s: float = 600.0, *, used: bool = False) -> ClientRequest[LeaseTerm]:
-        """Hold the group for `ttl_s` from now; `used`: a step has used it, and only waits to be durable. Raises: Conflict, as
-        `acknowledge`."""
+        """Hold the group for `ttl_s` from now; `used`: a step has used it, and only waits to be durable.
+
+        Returns: when the lease ends now. Raises: as `acknowledge`.
+        """
         path = f"/leases/{lease_id}/extend"
         return ClientRequest("POST", path, partial(read, LeaseTerm), body=LeaseExtension(ttl_s=ttl_s, used=used))
 
     @call
     def take_over(self, run_id: str, trainer: str, *, force: bool = False) -> ClientRequest[Tenure]:
         """Register as a run's trainer; `trainer` names this start of it. Leases and updates of the one before are refused from
-        then on, and what it had leased is served again at once.
+        then on, and what it had leased is served again at once. `force`: also from one that was heard of a moment ago.
 
-        Raises: TrainerAlive: it was heard of a moment ago; `retry_after_s` says when to try again. `force`: take over all the
-        same.
+        Returns: the epoch, to make the trainer's clients with (`epoch`).
+        Raises: TrainerAlive: the one before was heard of a moment ago; `retry_after_s` says when to try again.
         """
         body = TakeOver(trainer=trainer, take_over=force)
         return ClientRequest("POST", f"/runs/{quote(run_id, safe='')}/trainer", partial(read, Tenure), body=body)
 
     @call
     def heartbeat(self, run_id: str, trainer: str, epoch: int, *, leaving: bool = False) -> ClientRequest[Tenure]:
-        """A registered trainer lives; to be called every 5 s. Raises: Superseded: another one has taken over."""
+        """A registered trainer lives, or is `leaving`; to be called every 5 s.
+
+        Returns: that it has the run. Raises: Superseded: another one has taken over.
+        """
         body = TrainerHeartbeat(trainer=trainer, epoch=epoch, leaving=leaving)
         return ClientRequest(
             "POST", f"/runs/{quote(run_id, safe='')}/trainer/heartbeat", partial(read, Tenure), body=body
@@ -274,25 +328,31 @@ class RestCalls:
 
     @call
     def rollouts_over(self, run_id: str, over: bool = True) -> ClientRequest[RolloutsOver]:
-        """No more training groups come in this run: its trainer takes what is left, and ends."""
+        """No more training groups come in this run: its trainer takes what is left, and ends. over: False: more come after all.
+
+        Returns: what is on record now.
+        """
         path = f"/runs/{quote(run_id, safe='')}/rollouts"
         return ClientRequest("POST", path, partial(read, RolloutsOver), body=RolloutsOver(over=over))
 
     @call
     def run(self, run_id: str) -> ClientRequest[RunView]:
-        """Where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing."""
+        """Returns: where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing."""
         return ClientRequest("GET", f"/runs/{quote(run_id, safe='')}", partial(read, RunView))
 
     @call
     def post_step(self, run_id: str, step: TrainingStep) -> ClientRequest[TrainingStep]:
         """The numbers of a training step, for whoever looks at the run. The same step again: values of the same name are
-        replaced. Returns what is on record of it now."""
+        replaced.
+
+        Returns: what is on record of it now. Raises: Superseded: another trainer has the run.
+        """
         path = f"/runs/{quote(run_id, safe='')}/steps"
         return ClientRequest("POST", path, partial(read, TrainingStep), body=step)
 
     @call
     def step_page(self, run_id: str, *, start: int = 0, limit: int | None = None) -> ClientRequest[TrainingStepPage]:
-        """One page of a run's training steps, from step `start` on."""
+        """Returns: one page of a run's training steps, from step `start` on."""
         path = f"/runs/{quote(run_id, safe='')}/steps"
         query = {"start": start, "limit": limit}
         return ClientRequest("GET", path, partial(read, TrainingStepPage), query=query)
@@ -301,36 +361,40 @@ class RestCalls:
     def annotate(self, run_id: str, items: Sequence[PostedAnnotation]) -> ClientRequest[AnnotationsKept]:
         """What a trainer saw in the tokens of turns of this run's trials; `Turn.annotation` has it afterwards.
 
-        Give some 100,000 tokens a call. Raises: BadRequest: there is no such turn, or it has another number of tokens.
+        Give some 100,000 tokens a call.
+
+        Returns: how many turns it is kept of, and trials that were deleted or are in the archive.
+        Raises: BadRequest: there is no such turn, or it has another number of tokens. Superseded: another trainer has the run.
         """
         path = f"/runs/{quote(run_id, safe='')}/annotations"
         return ClientRequest("POST", path, partial(read, AnnotationsKept), body=AnnotationPost(items=list(items)))
 
     @call
     def runs(self, *, limit: int | None = None) -> ClientRequest[list[RunSummary]]:
-        """Runs that have groups, the one with the newest group first."""
+        """Returns: runs that have groups, the one with the newest group first."""
         return ClientRequest("GET", "/runs", lambda body: read(RunList, body).items, query={"limit": limit})
 
     @call
     def run_key(self, run_id: str) -> ClientRequest[str | None]:
-        """The key that rollouts of this run need: it makes the run's groups, reads and completes its trials, and nothing else.
-        None where the proxy asks for no key."""
+        """Returns: the key that rollouts of this run need: it makes the run's groups, reads and completes its trials, and nothing
+        else. None where the proxy asks for no key."""
         return ClientRequest("POST", f"/runs/{quote(run_id, safe='')}/key", lambda body: read(RunKey, body).key)
 
     @call
     def groups(self, run_id: str | None) -> ClientRequest[list[GroupPlace]]:
-        """A run's groups and where they are, newest first. run_id: None: groups without a run."""
+        """Returns: a run's groups and where they are, newest first. run_id: None: groups without a run."""
         return ClientRequest("GET", "/groups", lambda body: read(GroupList, body).items, query={"run_id": run_id})
 
     @call
     def token_texts(self, tokenizer: str) -> ClientRequest[TokenTexts]:
-        """The texts of a tokenizer's tokens, by id; `tokenizer` is what a turn says. NotFound: no worker of it has said them."""
+        """Returns: the texts of a tokenizer's tokens, by id; `tokenizer` is what a turn says. Raises: NotFound: no worker of it
+        has said them."""
         path = f"/workers/tokenizers/{quote(tokenizer, safe='')}"
         return ClientRequest("GET", path, partial(read, TokenTexts))
 
     @call
     def workers(self) -> ClientRequest[list[WorkerView]]:
-        """The fleet: what each worker serves, its load, whether it is connected."""
+        """Returns: the fleet, by id: what each worker serves, its load, whether it is connected."""
         return ClientRequest("GET", "/workers", lambda body: read_struct(WorkerPage, body).items)
 
 

@@ -63,7 +63,12 @@ wait for these; with fewer kept than open, httpx closes each connection as it be
 
 class Client(RestCalls, Blocking):
     """Blocking client. Safe to share between threads; one pool of connections, closed by `close` or `with`. A process that was
-    forked has a pool of its own: two that write to one connection get each other's answers."""
+    forked has a pool of its own: two that write to one connection get each other's answers.
+
+    Each call raises a `StenoError`. Its docstring names what is its own; any call may raise Unreachable: no answer after
+    `retries`; ProtocolError: an answer that is none of Steno's; Unauthorized, Forbidden: of the key; BadRequest: a value that the
+    proxy refuses, by `field`; StoreUnavailable: its store does not answer.
+    """
 
     def _open(self, **options: Any) -> None:
         self._options = options
@@ -86,10 +91,11 @@ class Client(RestCalls, Blocking):
         self.close()
 
     def close(self) -> None:
+        """Close its connections: no call after this."""
         self._http.close()
 
     def sessions(self, **filters: Any) -> Iterator[Session]:
-        """All sessions that match, page by page; filters as of `session_page`.
+        """Returns: all sessions that match, page by page; filters as of `session_page`.
 
         Raises: ArchiveUnreadable, after `retries`: some of them can't be read now. `session_page` gives the others.
         """
@@ -109,7 +115,7 @@ class Client(RestCalls, Blocking):
         raise AssertionError("pause raises after the last attempt")
 
     def turns(self, trial_id: str, *, start: int = 0) -> Iterator[Turn]:
-        """Turns in commit order from number `start` on, page by page."""
+        """Returns: a trial's turns in commit order from number `start` on, page by page. Raises: as `turn_page`."""
         next_start: int | None = start
         while next_start is not None:
             page = self.turn_page(trial_id, start=next_start)
@@ -117,9 +123,10 @@ class Client(RestCalls, Blocking):
             next_start = page.next_start
 
     def events(self, trial_id: str, *, after: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(cursor, event) of a session: those on record after `after`, then live ones, until the session has ended.
+        """Returns: (cursor, event) of a session: those on record after `after`, then live ones, until the session has ended.
 
-        Goes on after a lost connection from the last cursor; gives up after `retries` attempts without an event.
+        An event's `type` is `turn`, and at the end `completed`, `aborted` or `deleted`. Goes on after a lost connection from the
+        last cursor; gives up after `retries` attempts without an event. Raises: as `session`; BadRequest: `after` is no cursor.
         """
         lines = EventLines(after)
         failures = 0
@@ -163,7 +170,7 @@ class _LoopPool(NamedTuple):
 
 class AsyncClient(RestCalls, Asynchronous):
     """The same client for asyncio; its calls are safe to cancel. Each event loop, and each process that was forked, has a pool of
-    its own; `close` is for that of the loop that runs."""
+    its own; `close` is for that of the loop that runs. Its calls return, once awaited, and raise what those of `Client` do."""
 
     def _open(self, **options: Any) -> None:
         self._options = options
@@ -198,6 +205,7 @@ class AsyncClient(RestCalls, Asynchronous):
         await self.close()
 
     async def close(self) -> None:
+        """Close the connections of the event loop that runs: no call in it after this."""
         await self._pool().http.aclose()
 
     async def sessions(self, **filters: Any) -> AsyncIterator[Session]:
@@ -219,7 +227,7 @@ class AsyncClient(RestCalls, Asynchronous):
         raise AssertionError("pause raises after the last attempt")
 
     async def turns(self, trial_id: str, *, start: int = 0) -> AsyncIterator[Turn]:
-        """Turns in commit order from number `start` on, page by page."""
+        """As `Client.turns`."""
         next_start: int | None = start
         while next_start is not None:
             page = await self.turn_page(trial_id, start=next_start)
