@@ -9,11 +9,12 @@ import inspect
 import json
 import os
 import pydoc
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import httpx
 import msgspec
@@ -23,6 +24,7 @@ from steno.client import client as module
 from steno.client.client import AsyncSteno, Steno
 from steno.client.transport import MSGPACK, call
 from steno.contracts.errors import (
+    BY_CODE,
     BadRequest,
     BodyTimeout,
     BudgetSpent,
@@ -35,17 +37,20 @@ from steno.contracts.errors import (
 )
 from steno.contracts.records import (
     Limits,
+    MayDiffer,
     Sample,
     SampledRange,
     Session,
     Timings,
     TokenSpan,
     Turn,
+    TurnAnnotation,
     floats_to_bytes,
     ids_to_bytes,
 )
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
 from steno.contracts.wire.frames import ModelCard
+from steno.contracts.worker_view import WorkerView
 
 pytestmark = pytest.mark.usefixtures("pauses")
 
@@ -70,9 +75,22 @@ def refusal(status: int, code: str, message: str = "no", **headers: str) -> http
 
 
 def test_hello_world_brings_neither_server_nor_store_nor_model_code() -> None:
-    heavy = ["fastapi", "starlette", "uvicorn", "redis", "torch", "transformers", "vllm", "numpy", "typer", "asyncio"]
+    """Nor does any other public name."""
+    heavy = [
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "redis",
+        "torch",
+        "transformers",
+        "vllm",
+        "ray",
+        "numpy",
+        "typer",
+        "asyncio",
+    ]
     code = (
-        f"import sys; from steno import AsyncClient, Client; print([name for name in {heavy} if name in sys.modules])"
+        f"import sys; from steno import *; Client, MayDiffer; print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -82,10 +100,42 @@ def test_every_public_name_is_there_and_another_is_not() -> None:
     import steno
 
     for name in steno.__all__:
-        assert getattr(steno, name).__name__ == name
+        found = getattr(steno, name)
+        assert found.__name__ == name and vars(found).get("__doc__", found.__doc__), name
+    assert sorted(" ".join(steno._WHERE.values()).split()) == sorted(steno.__all__)
     assert set(steno.__all__) <= set(dir(steno))
     with pytest.raises(AttributeError, match="nothing"):
         _ = steno.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("client", [Steno, AsyncSteno])
+def test_a_program_needs_no_import_but_of_the_public_names(client: type) -> None:
+    """What calls take, return and raise, and what records of theirs hold."""
+    import steno
+
+    met: set[type] = set()
+    told = client.__doc__ or ""
+    for name, method in inspect.getmembers(client, inspect.isfunction):
+        if not name.startswith("_"):
+            assert method.__doc__, name
+            told += method.__doc__
+            gather(get_type_hints(method).values(), met)
+    met |= {kind for kind in BY_CODE.values() if re.search(rf"\b{kind.__name__}\b", told)}
+    assert {Turn, Trial, WorkerView, TurnAnnotation, MayDiffer, NotFound} < met
+    assert {kind.__name__ for kind in met} <= set(steno.__all__)
+
+
+def gather(hints: Iterable[Any], met: set[type]) -> None:
+    """Steno's own classes in annotations, and those in the fields and methods of these."""
+    for hint in hints:
+        gather(get_args(hint), met)
+        if inspect.isclass(hint) and hint not in met and hint.__module__.startswith("steno"):
+            met.add(hint)
+            if not issubclass(hint, tuple):  # of numpy's arrays, which `get_type_hints` does not find
+                gather(get_type_hints(hint).values(), met)
+            for name, method in inspect.getmembers(hint, inspect.isfunction):
+                if name in vars(hint) and name[0] != "_":
+                    gather(get_type_hints(method).values(), met)
 
 
 @pytest.mark.parametrize("package", ["steno", "steno_proxy", "steno_rollouts", "steno_trainer", "steno_worker"])
