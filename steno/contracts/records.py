@@ -347,7 +347,7 @@ class IndexRow(msgspec.Struct, array_like=True, frozen=True):
     brings its conversation tree up to date by reading the rows it has not seen.
 
     parent: number of the parent turn in commit order, -1 for a root.
-    digests: 16 bytes per message: the turn's new messages in order, then its reply (`sessions.normalise`).
+    digests: 16 bytes per message: the turn's new messages in order, then its reply (`sessions.messages.normalise`).
     tools, options: 8-byte digests of the normalised tool list and of the template options.
     own_call_ids: the model's own ids of the reply's tool calls, in order ("" where the format has none). Clients see
         `<prefix>_<turn_id>_<i>`, so an echoed call names its turn.

@@ -1,4 +1,4 @@
-"""Bodies of the control plane's REST calls, one definition each, for `proxy/api` and `steno/client/calls.py`.
+"""Bodies of the control plane's REST calls, one definition each, for `proxy/steno_proxy/api/control` and `steno/client/calls.py`.
 
 The records themselves are in `records.py`. Every list is a page: `items` and what to pass to get the next one.
 """

@@ -165,7 +165,7 @@ def _check_size(size: int, max_bytes: int, setting: str, about: str = "") -> Non
 
 
 class HttpClient:
-    """`service.Client` over ASGI. The response starts with the first bytes, or with the first keepalive."""
+    """`TurnClient` over ASGI. The response starts with the first bytes, or with the first keepalive."""
 
     __slots__ = (
         "_head",

@@ -238,7 +238,7 @@ class Tree:
 
         Args:
             digests: `message_digest` of each of its messages. tools, options: their digests.
-            call_ids: the tool-call ids in each message as the client sent them (`calls.echoed_ids`).
+            call_ids: the tool-call ids in each message as the client sent them (`call_ids.echoed_ids`).
         """
         if not self.ids:
             return Recognition(-1, 0, None)

@@ -106,7 +106,7 @@ class Hub:
     def open(self, order: Order) -> Stream:
         """Send one Generate to the worker that routing chooses. Nothing is awaited.
 
-        Raises: as `placing.place`; BodyTooLarge when the job fits in no packet; TooManyRequests while too much waits to be
+        Raises: as `placement.place`; BodyTooLarge when the job fits in no packet; TooManyRequests while too much waits to be
             acknowledged by every worker that can serve this.
         """
         among, refusal, known, has_default = order, None, self.is_model(order.model), self.has_default()

@@ -39,7 +39,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True):
     context_tokens: prompt + completion at most. synthetic: what is said is scripted (never trained, no log-probabilities).
     text_only: no token ids (an upstream that gives text). policy_version: of the weights now loaded, `<lineage>/<step>`.
     vocabulary_size: every id, of prompts and completions, is below it; 0: not known (also of older workers).
-    fields: of requests, those that are honoured though not every worker knows them (`canonical.needs`).
+    fields: of requests, those that are honoured though not every worker knows them (`chat.needs`).
     """
 
     name: Annotated[str, Meta(max_length=4096)]

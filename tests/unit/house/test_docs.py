@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import os
 import re
 import shlex
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -126,6 +128,32 @@ def test_a_module_that_code_names_is_there() -> None:
             beside = path.parent / named
             if beside == path or not (beside.exists() or places or (ROOT / named).exists()):
                 wrong.append(f"{path.relative_to(ROOT)}: {named}")
+    assert wrong == []
+
+
+def test_a_name_that_code_gives_with_its_module_is_there() -> None:
+    """`module.name` in docstrings and comments, if the product has such a module, or a function or class of this name. Not what
+    is Python's, a dependency's or an object of the file's own code."""
+    code = {path: path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    names: dict[str, set[str]] = {}
+    for path, text in code.items():
+        *_, above, module = [part for part in path.with_suffix("").parts if part != "__init__"]
+        names.setdefault(above, set()).add(module)
+        names.setdefault(module, set()).update(
+            re.findall(r"^ *(?:(?:async )?def |class )?(\w+)(?=[:(]| =)", text, re.M)
+        )
+    everywhere = {name for text in code.values() for name in re.findall(r"^(?:async def|def|class) (\w+)", text, re.M)}
+    others = {*sys.stdlib_module_names, "litellm", "vllm"}
+    ends = {"html", "js", "json", "lua", "parquet", "py", "safetensors", "toml", "txt"}
+    fields = ["text.format", "agent.env"]  # OpenAI's, Harbor's
+    wrong = []
+    for path, text in code.items():
+        for module, name in re.findall(r"`([a-z_]\w*)\.([A-Za-z_]\w*)`", text):
+            meant = (module in names or name in everywhere) and module not in others and name not in ends
+            if meant and name not in names.get(module, ()) and f"{module}.{name}" not in fields:
+                nodes = list(ast.walk(ast.parse(text)))
+                if module not in {getattr(node, kind, None) for node in nodes for kind in ("id", "attr", "arg")}:
+                    wrong.append(f"{path.relative_to(ROOT)}: {module}.{name}")
     assert wrong == []
 
 

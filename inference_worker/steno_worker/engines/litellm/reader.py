@@ -1,6 +1,6 @@
 """Chunks of an upstream's stream, in OpenAI's shapes as LiteLLM gives them -> deltas without ids, and the end.
 
-Pure: takes any object with the attributes of `engine.ModelResponseStream`. What an upstream says of its usage comes last or in
+Pure: takes any object with the attributes of LiteLLM's `ModelResponseStream`. What an upstream says of its usage comes last or in
 between, and is kept for the Finish.
 """
 

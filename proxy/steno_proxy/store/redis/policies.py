@@ -1,4 +1,4 @@
-"""Policies and their updates in Redis: the `PolicyStore` protocol for any number of replicas. The schema is keys.py.
+"""Policies and their updates in Redis: the `PolicyStore` protocol for any number of replicas. The schema: `schema.py`.
 
 All of it lies on one slot: an update is posted, served and ended a few times in its life, and nobody asks per turn.
 """
