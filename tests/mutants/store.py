@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "reward-replaced", "another reward takes the place of the first", _COMPLETE,
-        "  if reward and reward ~= ARGV[2] then return {-4} end\n", "", _CONTRACT,
+        "  if reward and reward ~= ARGV[2] then return {-4, status, reward or ''} end\n", "", _CONTRACT,
     ),
     Mutant(
         "one-version-for-all", "a span that does not cover the turn is kept as if it did", _CODEC,

@@ -16,8 +16,9 @@ def same_group(recorded: Group, asked: Group) -> None:
     """Check that a group which is created again asks for the same. Raises: Conflict: it does not."""
     both = recorded.withheld and asked.withheld  # older releases kept none, nor does a proxy without keys
     exclude = _MAY_DIFFER if both else {*_MAY_DIFFER, "withheld"}
-    if recorded.model_dump(exclude=exclude) != asked.model_dump(exclude=exclude):
-        raise Conflict(f"group {recorded.group_id} is registered already, with other values")
+    before, now = recorded.model_dump(exclude=exclude), asked.model_dump(exclude=exclude)
+    if differ := sorted(name for name, value in before.items() if now[name] != value):
+        raise Conflict(f"group {recorded.group_id} is registered already, with other values of: {', '.join(differ)}")
 
 
 def with_recorded_ids(recorded: Group, sessions: Sequence[Session]) -> list[Session]:

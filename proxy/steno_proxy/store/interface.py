@@ -57,6 +57,13 @@ class ParentLost(StoreUnavailable):
         super().__init__(f"turn {turn_id}, number {number}, which this answer goes on from, is not on record any more")
 
 
+class EndedOtherwise(Conflict):
+    """The session has ended already, with another status or reward than is asked for now."""
+
+    def __init__(self, trial_id: str, status: str, reward: float | None, where: str = "") -> None:
+        super().__init__(f"session {trial_id} has ended with status {status} and reward {reward}{where}")
+
+
 class RecordedOtherwise(Conflict):
     """Something else is on record of the turn, and stays: a request at another replica has gone on from what was there of it.
 

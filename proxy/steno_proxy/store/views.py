@@ -78,7 +78,7 @@ def turns_seen(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 16):
-        raise BadRequest("not a cursor of this session's events", field="after")
+        raise BadRequest(f"after: got {cursor[:80]!r}, must be the id of one of this session's events", field="after")
     return int(cursor)
 
 
@@ -100,4 +100,6 @@ def position(cursor: str | None) -> ListPosition | None:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         return msgspec.msgpack.decode(raw, type=ListPosition)
     except (ValueError, binascii.Error, msgspec.MsgspecError):
-        raise BadRequest("not a cursor of this list", field="cursor") from None
+        raise BadRequest(
+            f"cursor: got {cursor[:80]!r}, must be the next_cursor of a page of this list", field="cursor"
+        ) from None

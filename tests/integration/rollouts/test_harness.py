@@ -262,7 +262,7 @@ async def test_a_task_that_has_changed_is_a_conflict_and_what_ran_is_ended(
     stack: Stack, tmp_path: Path, sessions: Sessions
 ) -> None:
     await rolled(prepared(stack, tmp_path, "changed", group_size=1), Stand())
-    with pytest.raises(Conflict, match=r"registered already, with other values.*give another --run"):
+    with pytest.raises(Conflict, match=r"registered already, with other values of: limits .*give another --run"):
         await rolled(prepared(stack, tmp_path, "changed", group_size=1, max_turns=3), Stand())
 
 

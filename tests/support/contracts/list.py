@@ -46,8 +46,8 @@ class ListContract:
         again, others = make_group("g1", 3, prefix="other", created_at=99.0)
         assert await store.create_group(again, others) == group
         assert await listed(store) == group.trial_ids
-        with pytest.raises(Conflict):
-            await store.create_group(group.model_copy(update={"size": 5}), sessions)
+        with pytest.raises(Conflict, match=r"group g1 is registered already, with other values of: run_id, size$"):
+            await store.create_group(group.model_copy(update={"size": 5, "run_id": "another"}), sessions)
 
     async def test_an_interrupted_creation_of_a_group_can_be_repeated(self, store: SessionStore) -> None:
         group, sessions = make_group("g1", 4)
@@ -212,5 +212,6 @@ class ListContract:
 
     @pytest.mark.parametrize("cursor", ["", "!", "AAAA", "zzzzzzzzzz", "é", "kqFhoWI"])
     async def test_a_bad_cursor_is_a_bad_request(self, store: SessionStore, cursor: str) -> None:
-        with pytest.raises(BadRequest):
+        with pytest.raises(BadRequest) as refused:
             await store.list_sessions(**(ALL | {"cursor": cursor}))
+        assert refused.value.message.startswith(f"cursor: got {cursor!r}, must be ")

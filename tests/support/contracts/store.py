@@ -181,7 +181,7 @@ class StoreContract(ListContract, RecordingContract):
         await store.register(session("done"))
         await store.complete("done", status="completed", **(END | {"reward": 0.1}))
         for status, reward in (("completed", 0.2), ("completed", None), ("aborted", 0.1)):
-            with pytest.raises(Conflict):
+            with pytest.raises(Conflict, match=r"session done has ended with status completed and reward 0\.1$"):
                 await store.complete("done", status=status, **(END | {"reward": reward}))
         assert (await store.session("done")).reward == 0.1
 
@@ -219,7 +219,7 @@ class StoreContract(ListContract, RecordingContract):
             )
             assert left.updated_at == 60.0, "whoever watches it sees that"
             assert (left.status, left.awaits_reward, left.metrics) == (status, False, {"resolved": 1.0, "m": 1.0})
-            with pytest.raises(Conflict):
+            with pytest.raises(Conflict, match=f"ended with status {status} and reward None$"):
                 await store.complete(trial_id, status="aborted" if status == "completed" else "completed", **END)
 
     async def test_a_frozen_session_keeps_partial_turns_and_refuses_others(self, store: SessionStore) -> None:

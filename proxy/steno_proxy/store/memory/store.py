@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any
 
 from steno.contracts.chat import Message
-from steno.contracts.errors import Conflict, Gone, NotFound
+from steno.contracts.errors import Gone, NotFound
 from steno.contracts.notes import Note, Notes, merged
 from steno.contracts.records import OPEN, Group, IndexRow, Session, Turn, TurnAnnotation
 from steno.contracts.rest import END
@@ -26,7 +26,15 @@ from steno_proxy.store.encoding.images import together
 from steno_proxy.store.encoding.texts import unpack
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, agent_of
 from steno_proxy.store.groups import check_member, same_group, there, with_recorded_ids
-from steno_proxy.store.interface import RecordedOtherwise, RetryKey, SessionListPage, SessionTail, TokenPath, ends_alike
+from steno_proxy.store.interface import (
+    EndedOtherwise,
+    RecordedOtherwise,
+    RetryKey,
+    SessionListPage,
+    SessionTail,
+    TokenPath,
+    ends_alike,
+)
 from steno_proxy.store.memory.lists import MemoryLists
 from steno_proxy.store.memory.recording import MemoryRecording, stays
 from steno_proxy.store.memory.runs import MemoryRuns
@@ -189,7 +197,7 @@ class MemoryStore:
         elif status == "aborted" and final and not head.final and head.reward is None:
             head.status, head.updated = status, now
         elif head.status != status or (head.reward is not None and head.reward != reward):
-            raise Conflict(f"session {trial_id} has ended with another status or reward")
+            raise EndedOtherwise(trial_id, head.status, head.reward)
         if head.reward is None and reward is not None:
             head.reward, head.updated = float(reward), now
         if not final and claim is not None and head.awaits_reward:

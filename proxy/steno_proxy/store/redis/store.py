@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any
 
-from steno.contracts.errors import ArchiveUnreadable, Conflict, Gone, NotFound
+from steno.contracts.errors import ArchiveUnreadable, Gone, NotFound
 from steno.contracts.lenient import read_json
 from steno.contracts.notes import Notes
 from steno.contracts.records import Group, Session, Turn
@@ -24,7 +24,7 @@ from steno_proxy.store.encoding.head import doc_of, head_from_hash, head_of, hea
 from steno_proxy.store.encoding.texts import to_json
 from steno_proxy.store.facets import EVERY_SESSION, SessionFilter, facets_of
 from steno_proxy.store.groups import check_member, same_group, there, with_recorded_ids
-from steno_proxy.store.interface import SessionListPage, SessionTail
+from steno_proxy.store.interface import EndedOtherwise, SessionListPage, SessionTail
 from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive, NoArchive
 from steno_proxy.store.redis.accounts import RedisAccounts
 from steno_proxy.store.redis.archive import RedisArchive
@@ -347,7 +347,7 @@ class RedisStore(RedisRecordings):
             if reply[0] == CLAIMED:
                 raise lost(trial_id, claim or 0, int(reply[1]))
             if reply[0] == OTHER:
-                raise Conflict(f"session {trial_id} has ended with another status or reward")
+                raise EndedOtherwise(trial_id, reply[1].decode(), float(reply[2]) if reply[2] else None)
             refuse(trial_id, reply[0])
         head = head_from_hash(pairs(reply[1]))
         session = session_of(trial_id, head, reply[2])
@@ -383,9 +383,7 @@ class RedisStore(RedisRecordings):
         """The same values again change nothing, in the archive either."""
         session = await self._head(trial_id, place)
         if (session.status, session.reward) != (status, reward):
-            raise Conflict(
-                f"session {trial_id} has ended with status {session.status} and reward {session.reward}, and is in the archive"
-            )
+            raise EndedOtherwise(trial_id, session.status, session.reward, ", and is in the archive")
         return session
 
     async def settle(self, trial_id: str, *, now: float) -> None:

@@ -4,8 +4,9 @@
 -- ARGV  1 status  2 reward as Python's repr, "" for none  3 end_reason  4 metrics, JSON  5 now  6 final: "1" | "0"
 --       7 epoch of the claim under which it is ended, "" for nobody's. With final "0" the claim is let go of
 -- Returns  {1, fields, doc} frozen now, or before with the same status and reward; {-1} no such session, {-2} deleted,
---          {-4} frozen with another status or reward, {-7, epoch} claimed by another launcher. A reward where none was posted
---          yet is not another reward; and a session that awaits its reward may be given up, and gets more metrics.
+--          {-4, status, reward or ""} frozen with another status or reward, {-7, epoch} claimed by another launcher. A reward
+--          where none was posted yet is not another reward; and a session that awaits its reward may be given up, and gets more
+--          metrics.
 local status, reward, final, had = unpack(redis.call('HMGET', KEYS[1], 'status', 'reward', 'final', 'metrics'))
 if not status then return {-1} end
 if status == 'deleted' then return {-2} end
@@ -18,10 +19,10 @@ if status == 'open' then
   redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', 1, '*', 't', 'end')
 else
   if status ~= ARGV[1] then
-    if ARGV[1] ~= 'aborted' or ARGV[6] == '0' or reward or final then return {-4} end
+    if ARGV[1] ~= 'aborted' or ARGV[6] == '0' or reward or final then return {-4, status, reward or ''} end
     redis.call('HSET', KEYS[1], 'status', ARGV[1], 'updated', ARGV[5])
   end
-  if reward and reward ~= ARGV[2] then return {-4} end
+  if reward and reward ~= ARGV[2] then return {-4, status, reward or ''} end
 end
 if ARGV[2] ~= '' and redis.call('HSETNX', KEYS[1], 'reward', ARGV[2]) == 1 and status ~= 'open' then
   redis.call('HSET', KEYS[1], 'updated', ARGV[5])
