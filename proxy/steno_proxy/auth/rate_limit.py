@@ -72,14 +72,15 @@ class RateLimiter:
                 self._sweep()
             trial = self._trials[trial_id] = _Trial()
         if self._streams is not None and trial.running >= self._streams:
-            raise TooManyRequests(f"this trial has {self._streams} requests in flight, the maximum")
+            raise TooManyRequests(f"this trial has {self._streams} requests in flight, the maximum (trial_streams)")
         if self._interval_s:
             now = self._clock()
             full_at = max(trial.full_at, now) + self._interval_s
             if full_at - now > self._burst_s + 1e-9:  # of rounding
                 wait_s = full_at - now - self._burst_s
                 raise TooManyRequests(
-                    f"this trial sends more than {1 / self._interval_s:g} times a second", retry_after_s=wait_s
+                    f"this trial sends more than {1 / self._interval_s:g} requests a second (trial_requests_per_s)",
+                    retry_after_s=wait_s,
                 )
             trial.full_at = full_at
         trial.running += 1

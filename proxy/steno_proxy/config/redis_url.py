@@ -45,7 +45,8 @@ def read_redis_url(url: str) -> RedisUrl:
         or (kind and scheme == "unix")
     ):
         raise _wrong(
-            f"the scheme is {url.partition(':')[0]!r}; redis, rediss, unix, redis+cluster, redis+sentinel were expected"
+            f"scheme: got {url.partition(':')[0]!r}, must be one of redis, rediss, unix, redis+cluster, rediss+cluster, "
+            "redis+sentinel, rediss+sentinel"
         )
     try:
         if kind == "sentinel":
@@ -91,14 +92,14 @@ def _with_server(scheme: str, url: str) -> RedisUrl:
     parts = urlsplit(url)
     db = parts.path.strip("/")
     if scheme != "unix" and db and not db.isdigit():
-        raise _wrong(f"the database is {db!r}; a number was expected")  # redis-py takes what is none for 0
+        raise _wrong(f"database: got {db!r}, must be a number")  # redis-py takes what is none for 0
     parse_url(url)  # type: ignore[no-untyped-call]  # raises for what it can't take
     return RedisUrl(url)
 
 
 def _with_nodes(scheme: str, parts: SplitResult) -> RedisUrl:
     if parts.path.strip("/") not in ("", "0"):
-        raise _wrong(f"the database is {parts.path.strip('/')!r}; a cluster has 0 only")
+        raise _wrong(f"database: got {parts.path.strip('/')!r}, must be 0: a cluster has no other")
     nodes = _addresses(parts, PORT)
     return RedisUrl("", nodes=nodes, options=_options(scheme, parts, "", dict(parse_qsl(parts.query))))
 
@@ -107,14 +108,14 @@ def _with_sentinels(scheme: str, parts: SplitResult) -> RedisUrl:
     service, _, db = parts.path.strip("/").partition("/")
     if not service or not parts.netloc.rpartition("@")[2]:
         raise _wrong(
-            "Sentinels and the service that they watch were expected: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE"
+            "Sentinels, or the service that they watch, are missing: must be redis+sentinel://HOST:PORT,HOST:PORT/SERVICE"
         )
     if db and not db.isdigit():
-        raise _wrong(f"the database is {db!r}; a number was expected after the service")
+        raise _wrong(f"database: got {db!r}, must be a number, after the service")
     query = dict(parse_qsl(parts.query))
     theirs = {name.removeprefix("sentinel_"): query.pop(name) for name in list(query) if name.startswith("sentinel_")}
     if unknown := set(theirs) - {"username", "password"}:
-        raise _wrong(f"sentinel_{min(unknown)} is none of sentinel_username, sentinel_password")
+        raise _wrong(f"option: got sentinel_{min(unknown)}, must be sentinel_username or sentinel_password")
     options = _options(scheme, parts, db, query)
     secured = {name: value for name, value in options.items() if name.startswith("ssl")}
     return RedisUrl("", (), _addresses(parts, SENTINEL_PORT), unquote(service), options, theirs | secured)
@@ -137,7 +138,7 @@ def _addresses(parts: SplitResult, port: int) -> tuple[tuple[str, int], ...]:
 def _address(text: str, port: int) -> tuple[str, int]:
     found = urlsplit(f"//{text}")
     if not found.hostname:
-        raise ValueError(f"{text!r} is no HOST:PORT")
+        raise ValueError(f"address: got {text!r}, must be HOST or HOST:PORT")
     return found.hostname, found.port or port
 
 

@@ -56,7 +56,10 @@ def check(path: str, value: float, kind: Any) -> None:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         if (found := _OUTSIDE.fullmatch(str(error))) is None:  # an integer that is larger than any float
-            raise BadRequest(f"{path}: got {number(value)}, which is out of range", field=path) from None
+            [allowed] = [meta for meta in kind.__metadata__ if isinstance(meta, Meta)]
+            lowest = f"above {allowed.gt}" if allowed.ge is None else f"at least {allowed.ge}"
+            bound = f"at most {allowed.le}" if value > 0 else lowest
+            raise BadRequest(f"{path}: got {number(value)}, must be {bound}", field=path) from None
         raise _refusal(path, value, found) from None
 
 

@@ -18,6 +18,12 @@ def must_be(allowed: str, path: str, value: Any) -> BadRequest:
     return BadRequest(f"{path}: got {shown(value)}, must be {allowed}", field=path)
 
 
+def nothing_said() -> BadRequest:
+    """The error for a conversation whose messages only bring tools."""
+    told = "messages: got only system messages without text, must be at least one message with content"
+    return BadRequest(told, field="messages")
+
+
 def nobody_runs(path: str, value: Any) -> BadRequest:
     """The error for a request whose tools are all left out: asked for what only they can find out, a model makes it up."""
     told = "the provider runs it, nobody here can, and the request has no other tool"

@@ -83,7 +83,7 @@ class Sweeper:
         differ = abs(here - there) > CLOCKS_DIFFER_S
         if differ and not self._clocks_differ:
             log.warning(
-                "the clock of this process is %.0f s %s the store's; sessions leave and end by the one that is behind",
+                "the clock of this process is %.0f s %s the store's; sessions are ended and deleted by the clock that is behind",
                 abs(here - there), "ahead of" if here > there else "behind",
             )  # fmt: skip
         self._clocks_differ = differ

@@ -54,7 +54,7 @@ class ParentLost(StoreUnavailable):
     Nothing was written. The request may be sent again, and finds its place in what is left."""
 
     def __init__(self, turn_id: str | None, number: int) -> None:
-        super().__init__(f"turn {turn_id}, number {number}, which this answer goes on from, is not on record any more")
+        super().__init__(f"turn {turn_id}, number {number}, which this answer continues, is not on record any more")
 
 
 class EndedOtherwise(Conflict):

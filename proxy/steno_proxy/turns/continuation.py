@@ -131,7 +131,8 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
     seals = 0
     while seen.parent >= 0 and recording.tree.finishes[seen.parent] == OPEN:
         if seals == MOST_SEALS:
-            raise StoreUnavailable("the turn that this goes on from is still being recorded")
+            turn_id = recording.tree.ids[seen.parent]
+            raise StoreUnavailable(f"turn {turn_id}, which this request continues, is still being recorded")
         seals += 1
         await recorder.seal(recording, seen.parent)
         seen, form = await _recognise(recorder, recording, said)

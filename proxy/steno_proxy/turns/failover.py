@@ -144,7 +144,7 @@ async def _placed_beside(hub: Hub, choice: OpenChoice, order: Order, error: TooM
             raise
     left_s = full.since + most_s - now()
     if left_s <= 0:
-        raise TooManyRequests(f"no engine had room within {most_s:g} s")
+        raise TooManyRequests(f"no engine had room within {most_s:g} s (queue_s)")
     full.pause_s = min(max(error.retry_after_s or 0.0, 2 * full.pause_s, PAUSE_S), MOST_PAUSE_S)
     full.processes = frozenset()
     await asyncio.sleep(min(full.pause_s, left_s))

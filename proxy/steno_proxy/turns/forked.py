@@ -39,7 +39,7 @@ MOST_CHARS = 1000
 """Of each of the two texts that differ."""
 _BEFORE_CHARS = 200
 """Of these, how many before the first difference."""
-_TOLD = "this trial repeats a recorded one, and was asked what that was not asked; its session has ended"
+_TOLD = "this trial replays a recorded trial, and this request is not the one on record; the session has ended"
 
 
 async def from_record(
@@ -73,7 +73,7 @@ async def from_record(
             recorder, recording, dialect, asked, plan, client, clock(), origin, again, task_step
         )
     if recording.passed_fork:  # so it is not that the agent asks something else
-        raise StoreUnavailable("turns of this trial that were on record are not there any more")
+        raise StoreUnavailable(f"the store has lost recorded turns of trial {recording.trial_id}")
     raise await _diverged(recorder, recording, asked, plan, clock(), origin, used, task_step)
 
 

@@ -30,7 +30,7 @@ async def answer_of(recorder: Recorder, recording: Recording, turn_id: str) -> t
             kept = turn.options.get("kept")
             if turn.turn_id == turn_id and kept and not turn.partial:  # another, or none, where the store has lost it
                 return turn, kept
-    raise NotFound("no answer of this id is stored")
+    raise NotFound(f"no stored answer has the id {turn_id[:80]}")
 
 
 async def conversation_of(recorder: Recorder, recording: Recording, turn_id: str) -> list[Message]:

@@ -55,7 +55,7 @@ from steno_proxy.workers.channel_socket import CLOSE_WITHIN_S, ChannelSocket, Re
 from steno_proxy.workers.placement import Order, place, to_tokenize
 from steno_proxy.workers.queue import NOT_YET, WaitQueue
 from steno_proxy.workers.relay_settings import RelayCounts, RelaySettings
-from steno_proxy.workers.routing import choose, offers
+from steno_proxy.workers.routing import BUSY, choose, offers
 from steno_proxy.workers.stream import Stream
 from steno_proxy.workers.worker_channel import NullWatcher, Watcher, WorkerChannel, check_prompt_ids
 from steno_proxy.workers.worker_socket import opening_of
@@ -142,7 +142,7 @@ class Hub:
         Args: urgent: before all others; for what has begun. Cancel-safe.
         Raises: as `open`, NoWorker and TooManyRequests after `queue_s`.
         """
-        refusal: StenoError = TooManyRequests("every worker is busy")
+        refusal: StenoError = TooManyRequests(BUSY)
         if tried := urgent or not self.waits(order):
             try:
                 return self.open(order)

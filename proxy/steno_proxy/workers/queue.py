@@ -86,7 +86,7 @@ class WaitQueue(Generic[T]):
         Raises: TooManyRequests: too many wait already. At the deadline, the last refusal of its route. What else `take` raises.
         """
         if not urgent and self._count >= self._most:
-            raise TooManyRequests("every worker is busy, and the queue is full (max_waiting)")
+            raise TooManyRequests(f"every worker is busy, and the queue is full: max_waiting is {self._most}")
         placed: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(route, take, placed, refusal, next(self._numbers))
         self._add(trial_id, waiter, urgent)

@@ -34,6 +34,11 @@ def at_hand(max_streams: int) -> int:
     return max(1, max_streams // 8)
 
 
+BUSY = (
+    "every worker is busy: each has as many requests as its max_streams allows; queue_s says how long a request waits"
+)
+
+
 class NoTokenizer(NoWorker):
     """Workers are there, but none has the tokenizer of the recorded ids."""
 
@@ -111,7 +116,7 @@ def choose(trial_id: str, workers: Sequence[CandidateT], *, full_too: bool = Fal
     if not room:
         least = min(workers, key=lambda worker: worker.load / worker.max_streams)
         if not full_too and least.load >= least.max_streams + at_hand(least.max_streams):
-            raise TooManyRequests("every worker is busy")
+            raise TooManyRequests(BUSY)
         return least
     per_slot = (
         LOAD_FACTOR * (sum(worker.load for worker in workers) + 1) / sum(worker.max_streams for worker in workers)

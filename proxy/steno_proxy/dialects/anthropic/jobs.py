@@ -15,7 +15,7 @@ from steno_proxy.dialects.anthropic.offers import OfferedTools
 from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.bounds import MAX_TOKENS
 from steno_proxy.dialects.parts import SeenParts
-from steno_proxy.dialects.refusals import must_be
+from steno_proxy.dialects.refusals import must_be, nothing_said
 
 MAX_STOP_SEQUENCES = 64
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences")
@@ -56,7 +56,7 @@ def canonical(body: MessagesBody, *, complete: bool = True) -> CanonicalRequest:
     for i, message in enumerate(body.messages):
         messages += messages_of(f"messages.{i}", message, seen, offered)
     if not messages:
-        raise BadRequest("messages: none of them says anything", field="messages")
+        raise nothing_said()
     if complete:
         offered.check_runnable()
     if complete and messages[-1]["role"] == "assistant":

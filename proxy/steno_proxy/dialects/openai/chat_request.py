@@ -20,7 +20,7 @@ from steno_proxy.dialects.openai.chat_tools import ChatTools, ToolBody, are_tool
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import ResponseFormatBody, format_of, response_format_of
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, text_part, thought_of
-from steno_proxy.dialects.refusals import must_be
+from steno_proxy.dialects.refusals import must_be, nothing_said
 
 
 class _Function(msgspec.Struct):
@@ -79,7 +79,7 @@ def canonical(body: ChatBody) -> CanonicalRequest:
         _message(i, message, seen) for i, message in enumerate(body.messages) if not _only_tools(i, message, given)
     ]
     if not messages:
-        raise BadRequest("messages: none of them says anything", field="messages")
+        raise nothing_said()
     given.check_runnable()
     choice, tools = tool_choice_of(body.tool_choice, given.offered)
     job = Job(

@@ -151,7 +151,7 @@ async def test_a_stream_whose_engine_stays_full_breaks_after_the_wait_of_queued_
             assert ended or (turn.error.startswith("rate_limited") and turn.attempt > 1)
             broken += not ended
     assert broken and (count("no_worker") - lost, count("taken_over") - taken_over) == (broken, broken)
-    assert caplog.text.count("can't be resumed after rate_limited: no engine had room within 0.5 s") == broken
+    assert caplog.text.count("can't be resumed after rate_limited: no engine had room within 0.5 s (queue_s)") == broken
 
 
 async def test_an_engine_that_was_full_when_a_turn_began_takes_it_over_later() -> None:

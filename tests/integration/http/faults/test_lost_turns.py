@@ -145,7 +145,7 @@ async def test_an_answer_that_goes_on_from_what_is_lost_meanwhile_is_an_error_an
         t.held.set()
         answer = await asked
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
-        assert "which this answer goes on from, is not on record any more" in answer.json()["error"]["message"]
+        assert "which this answer continues, is not on record any more" in answer.json()["error"]["message"]
         lines = await streamed
         assert "[DONE]" not in lines[-1] and unrecorded.get() - before == 2 * len("reply to hold.")
         assert await t.turns() == [(None, "0", None)]

@@ -40,7 +40,7 @@ def test_a_burst_then_the_rate_and_retry_after_is_when_it_is_let_in() -> None:
     for _ in range(3):
         rates.enter("t")
     for _ in range(5):  # who is refused does not push its own time away
-        with pytest.raises(TooManyRequests, match="2 times a second") as refused:
+        with pytest.raises(TooManyRequests, match=r"2 requests a second \(trial_requests_per_s\)") as refused:
             rates.enter("t")
         assert refused.value.retry_after_s == pytest.approx(0.5)
     rates.enter("other")
@@ -59,7 +59,7 @@ def test_so_many_at_once_and_a_place_that_is_left_is_free() -> None:
     rates = RateLimiter(streams=2, clock=Clock())
     rates.enter("t")
     rates.enter("t")
-    with pytest.raises(TooManyRequests, match="2 requests in flight") as refused:
+    with pytest.raises(TooManyRequests, match=r"2 requests in flight, the maximum \(trial_streams\)") as refused:
         rates.enter("t")
     assert refused.value.retry_after_s is not None
     rates.enter("other")

@@ -221,7 +221,7 @@ async def test_more_than_may_wait_are_refused_at_once_but_for_what_was_begun() -
 
     first = asyncio.create_task(queue.wait("a", "r", never, FULL, timeout_s=60))
     await settle()
-    with pytest.raises(TooManyRequests, match="the queue is full"):
+    with pytest.raises(TooManyRequests, match="the queue is full: max_waiting is 1"):
         await queue.wait("b", "r", never, FULL, timeout_s=60)
     begun = asyncio.create_task(queue.wait("b", "r", never, FULL, timeout_s=60, urgent=True))
     await settle()

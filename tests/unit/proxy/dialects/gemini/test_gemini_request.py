@@ -320,6 +320,23 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], field:
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("temperature", 10**400, "at most 100"),
+        ("temperature", -(10**400), "at least 0"),
+        ("topP", -(10**400), "above 0"),
+        ("seed", 10**400, f"at most {2**63 - 1}"),
+        ("maxOutputTokens", -(10**400), "at least 1"),
+    ],
+)
+def test_an_integer_that_no_float_holds_is_told_its_bound(field: str, value: int, allowed: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        GeminiDialect().parse(json.dumps({"contents": HI, "generationConfig": {field: value}}).encode())
+    told = f"generationConfig.{field}: got an integer of more than 300 digits, must be {allowed}"
+    assert refused.value.message == told
+
+
 def test_bodies_that_are_none() -> None:
     deep = (
         b'{"contents":[{"parts":[{"functionCall":{"name":"f","args":' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}}]}]}"
