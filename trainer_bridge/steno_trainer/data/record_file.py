@@ -42,7 +42,7 @@ class _Rows(Protocol):
         ...
 
     def row(self, place: int) -> dict[str, Any]:
-        """Raises: ValueError: names the field whose text is no JSON."""
+        """Raises: ValueError: names the field whose text is not valid JSON."""
         ...
 
     def close(self) -> None: ...
@@ -194,7 +194,7 @@ class _Parquet:
         try:
             self._file = pq.ParquetFile(path)
         except pa.ArrowInvalid as error:
-            raise ConfigError(f"records: {path} is no Parquet file: {error}", field="records") from error
+            raise ConfigError(f"records: {path} is not a Parquet file: {error}", field="records") from error
         metadata = self._file.metadata
         self._starts = [0]
         for number in range(metadata.num_row_groups):
@@ -224,14 +224,14 @@ def _nested(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{name}: no JSON: {error}") from error
+        raise ValueError(f"{name}: not valid JSON: {error}") from error
 
 
 def _as_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise _wrong(path, number, f"no JSON: {error}") from error
+        raise _wrong(path, number, f"not valid JSON: {error}") from error
     if not isinstance(row, dict):
         raise _wrong(path, number, f"got {str(row)[:80]!r}, must be an object")
     return row

@@ -70,7 +70,10 @@ class VersionHistory:
     def __post_init__(self) -> None:
         steps = [version.step for version in self.path]
         if not self.path or steps != sorted(steps) or len({v.lineage for v in self.path}) < len(self.path):
-            raise BadBatch(f"no history of a trainer: {', '.join(map(str, self.path)) or 'empty'}")
+            given = ", ".join(map(str, self.path)) or "no version"
+            raise BadBatch(
+                f"version history: got {given}, must be one version per lineage, the steps in ascending order"
+            )
 
     @property
     def current(self) -> PolicyVersion:

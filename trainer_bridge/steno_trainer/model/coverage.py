@@ -95,8 +95,8 @@ def examine(engine: Any, ranks: Ranks, *, name: str, precision: str, longest: in
             again = float((score_samples(engine, ranks, [before, sample]) - first_M).abs().max())
             if not again <= max(bound, apart):
                 raise ConfigError(
-                    f"model {name}: the same tokens get other log-probabilities in the next pass (by up to {again:.3g} nats): "
-                    "something in it is random while training, as dropout is; allowed: nothing",
+                    f"model {name}: the same tokens get other log-probabilities in the next pass, by up to {again:.3g} nats, "
+                    f"allowed: {max(bound, apart)}; something in it is random while training, as dropout is",
                     field="model",
                 )
             why = f"other ids in one sample change the next one's log-probabilities, by up to {leaked:.2g} nats"

@@ -96,7 +96,8 @@ def correct(
     rho_N = ratios_N
     if settings.correction is not Correction.OFF and level is not CorrectionLevel.TOKEN:
         if sequences is None:
-            raise ConfigError(f"mismatch_level: got {level}, and no sequences", field="mismatch_level")
+            told = f"mismatch_level: got {level}, must be {CorrectionLevel.TOKEN}: the loss was given no sequences"
+            raise ConfigError(told, field="mismatch_level")
         over = sequence_sums if level is CorrectionLevel.SEQUENCE else sequence_means
         log_rho_N = over(log_ratios_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), sequences)
         rho_N = log_rho_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -111,5 +112,6 @@ def correct(
             weights_N = rho_N
             kept_N = mask_N & (rho_N >= settings.low) & (rho_N <= settings.high)
         case _:
-            raise ConfigError(f"unknown correction: {settings.correction}", field="mismatch.correction")
+            told = f"mismatch.correction: got {settings.correction}, must be one of {', '.join(Correction)}"
+            raise ConfigError(told, field="mismatch.correction")
     return CorrectedWeights(weights_N.masked_fill(~kept_N, 0.0), mask_N & ~kept_N, truncated_N, ratios_N, log_ratios_N)

@@ -60,6 +60,8 @@ TASK_FILE = INSIDE / "task.json"
 TESTS = PurePosixPath("/tests")
 REWARDS = PurePosixPath("/logs/verifier")
 """As in Harbor's tasks."""
+RESERVED = (PurePosixPath("/"), TESTS, REWARDS, INSIDE)
+"""What can't be an image's working folder: a mount hides the one or the other."""
 _ABSENT = re.compile("no such file|could not (be found|find)", re.IGNORECASE)
 READY_S = 60.0
 """For the forwarder to listen."""
@@ -99,8 +101,11 @@ class ContainerExecutor(Executor):
         await asyncio.shield(self._begun)
         sandbox = self._sandboxes[task.task_id]
         image = await self._images.of(sandbox)
-        if image.workdir in (PurePosixPath("/"), TESTS, REWARDS, INSIDE):
-            raise CannotStart(f"{image.workdir}: the image's working folder must be another: this one is taken")
+        if image.workdir in RESERVED:
+            others = ", ".join(map(str, RESERVED))
+            raise CannotStart(
+                f"WORKDIR of the image: got {image.workdir}, must not be one of {others}, which Steno uses"
+            )
         work, task_file = await asyncio.to_thread(workdir.prepare, folder, task, environment=sandbox.image is not None)
         if image.brings:
             await self._copy_out(image, folder.name, work)

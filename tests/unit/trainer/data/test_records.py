@@ -170,7 +170,7 @@ def _with(samples: list[Sample], **fields: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
-        (["{"], "row 1: no JSON"),
+        (["{"], "row 1: not valid JSON"),
         (["", "[1]"], r"row 2: got '\[1\]', must be an object"),
         (_without(recorded(), "leaf_id"), "row 2: leaf_id: got None, must be text: is it a row of samples?"),
         ([json.dumps(readable(s)) for s in recorded() * 2], "row 5: the sample of trial g.0, leaf 0+1, is in row 1"),
@@ -192,7 +192,7 @@ def test_a_file_that_is_missing_or_no_parquet_is_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="No such file"):
         RecordFile.open(tmp_path / "r.jsonl")
     (tmp_path / "r.parquet").write_text("{}")
-    with pytest.raises(ConfigError, match="no Parquet file"):
+    with pytest.raises(ConfigError, match="not a Parquet file"):
         RecordFile.open(tmp_path / "r.parquet")
 
 
@@ -269,7 +269,7 @@ def test_nested_text_of_parquet_that_is_no_json_names_its_row(tmp_path: Path) ->
     rows = [readable(sample) for sample in recorded()]
     rows[2]["spans"] = "[{"
     write_rows(tmp_path / "r.parquet", rows)
-    with pytest.raises(ConfigError, match="row 3: spans: no JSON: "):
+    with pytest.raises(ConfigError, match="row 3: spans: not valid JSON: "):
         RecordFile.open(tmp_path / "r.parquet").check()
 
 

@@ -193,7 +193,9 @@ def test_a_product_of_very_many_ratios_stays_a_number():
 def test_a_level_of_sequences_needs_sequences():
     _, tokens, logprobs, entropies = case([4, 6])
     objective = Objective(mismatch=Mismatch(level=CorrectionLevel.SEQUENCE))
-    with pytest.raises(ConfigError, match="mismatch_level: got sequence, and no sequences"):
+    with pytest.raises(
+        ConfigError, match="mismatch_level: got sequence, must be token: the loss was given no sequences"
+    ):
         policy_loss(objective, tokens, logprobs, entropies)
 
 
