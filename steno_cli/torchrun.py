@@ -1,4 +1,4 @@
-"""torchrun, but that a run which another trainer has taken over ends with the code that says so (3); torchrun makes 1 of any:
+"""torchrun that exits with 3 where another trainer has taken the run over; torchrun itself exits with 1 for every failure.
 
 python -m steno_cli.torchrun --nproc-per-node 8 -m -- steno train …
 """

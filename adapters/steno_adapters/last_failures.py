@@ -1,4 +1,4 @@
-"""What the trials that failed last failed by, for whoever gives up because of them: an `Observer` of `steno_rollouts`."""
+"""Why the last failed trials failed, for the error of a caller that gives up: an `Observer` of `steno_rollouts`."""
 
 from __future__ import annotations
 

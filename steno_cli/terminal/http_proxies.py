@@ -1,4 +1,4 @@
-"""HTTP proxies of a company's network, which nothing that runs on this machine may be asked for."""
+"""Keeps requests to this machine away from the HTTP proxy of a company's network, by `no_proxy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the generations and the updates of one channel speak, for as long as it is the one that frames go to."""
+"""Sends the frames of one channel's generations and updates, as long as that channel is the current one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from steno.contracts.wire.peer_ends import WorkerPeer
 
 
 class ChannelOutlet:
-    """Where the generations and the updates of one channel speak. Once that channel is over, or another one has taken its place,
-    what they still say is dropped: on the next one their stream numbers would be another turn's (I9).
+    """Sends the frames of one channel's generations and updates. Once that channel is over, or another one has taken its place,
+    what they still send is dropped: on the next one their stream numbers would be another turn's (I9).
 
     Args: send: queues a frame on the peer's channel. dropped: told of sampled tokens that were said too late.
     """

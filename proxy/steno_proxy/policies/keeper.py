@@ -422,7 +422,7 @@ class PolicyKeeper:
 
 
 def _taking(worker: WorkerChannel) -> Iterator[tuple[str, str]]:
-    """(policy, version) of what can be updated on it. A worker that says it is not well may have anything loaded: ""."""
+    """Each policy that can be updated on this worker, with its version. The version of an unhealthy worker is not known: ""."""
     if CAPABILITY in worker.peer.capabilities:
         seen: set[str] = set()
         cards: list[ModelCard] = [card for card in worker.models if not card.text_only]

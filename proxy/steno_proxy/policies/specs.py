@@ -1,4 +1,4 @@
-"""What is posted, as far as the model of the body can't judge it, and an update of which only the record is left."""
+"""Checks a posted update beyond what its model checks, and rebuilds the view of an update of which only the record is left."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Recording:
         self.tree.add(row, running=runs_here)
 
     def ended(self, number: int, row: IndexRow, now: float) -> None:
-        """A turn that runs here was committed whole, under its number."""
+        """Take in the final row of a turn that ran here: it was committed whole, as turn `number`."""
         self._note_fork(row)
         place = self.open_here.pop(row.turn_id, -1)
         if place >= 0:
@@ -158,7 +158,7 @@ class Recording:
             self.add(row, now)
 
     def _note_fork(self, row: IndexRow) -> None:
-        """Told turns have sampled nothing, so what has was asked after the fork."""
+        """Note that a forked trial is past its fork: replayed turns have sampled nothing, so a turn with tokens came after it."""
         fork = self.session.fork_of if self.session is not None else None
         if fork is not None and (row.turn_id == fork.turn_id or row.completion_tokens != 0):
             self.passed_fork = True

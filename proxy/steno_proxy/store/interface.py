@@ -1,4 +1,4 @@
-"""What the proxy asks of its memory: the `SessionStore` protocol. `memory/` and `redis/` keep it; one suite tests both.
+"""The `SessionStore` protocol: how the proxy stores and reads sessions. `memory/` and `redis/` have it; one suite tests both.
 
 Every method is atomic. A write that returns is durable to the degree the backing store promises (I3). Methods raise
 `NotFound`, `Gone`, `Conflict` or `StoreUnavailable` and nothing else.

@@ -35,9 +35,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class FullEngines:
-    """Engines that had no room for a turn, since its last attempt that ended otherwise.
+    """Engines that refused a turn because they were full, since its last attempt that ended in another way.
 
-    processes: asked since the last pause. since: the first refused it; by the event loop's clock. pause_s: the last one.
+    processes: those asked since the last pause. since: when the first one refused, by the event loop's clock; None: none has.
+    pause_s: of the last pause.
     """
 
     processes: frozenset[str] = frozenset()

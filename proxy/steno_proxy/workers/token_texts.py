@@ -44,7 +44,9 @@ MOST_LOOKED_AT = 256
 
 
 class TokenTextsKeeper:
-    """Args: workers: all that have a channel. clock: seconds, monotonic."""
+    """Asks workers for the texts of their tokenizers, and keeps them in the store.
+
+    Args: workers: gives those that are connected. clock: seconds, monotonic."""
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class TokenTextsKeeper:
         self._failures: dict[str, int] = {}
 
     async def run(self) -> None:
-        """For as long as the proxy runs."""
+        """Look for new tokenizers again and again, until cancelled."""
         while True:
             try:
                 await self.look()

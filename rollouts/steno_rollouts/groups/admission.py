@@ -1,4 +1,4 @@
-"""How many groups may be in hand, so that none is too old for the trainer when its turn comes. The mathematics: `staleness`."""
+"""Limits the groups in hand, so that none is too stale when it is trained (`steno_trainer/data/staleness.py`)."""
 
 from __future__ import annotations
 

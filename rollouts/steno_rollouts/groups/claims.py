@@ -1,4 +1,4 @@
-"""Which trials are these rollouts' to run, where other launchers work on the same run: they claim each at the proxy."""
+"""Claims trials at the proxy, so that of several launchers of a run only one runs each trial."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from steno_rollouts.trials.containers.launcher import Launcher
 log = logging.getLogger(__name__)
 
 RENEWED = 3
-"""How often within the time of a claim."""
+"""How often a claim is renewed within the time that it lasts."""
 
 
 class Taken(NamedTuple):
-    """trial: as on record. epoch: of the claim; None: the proxy knows of none. mine: it is these rollouts' to run. past_deadline:
-    of its group: what it brings does not count any more."""
+    """The answer to a claim.
+
+    trial: as on record. epoch: of the claim; None: the proxy has no claims. mine: these rollouts run it. past_deadline: its
+    group's deadline has passed, so that its reward does not count any more."""
 
     trial: Trial
     epoch: int | None
@@ -54,7 +56,7 @@ class Claims:
         return Taken(claim.trial, claim.epoch, claim.granted, claim.past_deadline)
 
     async def anew(self, group_id: str, trial: Trial) -> Taken:
-        """Claim a trial once more that is held. An attempt at it is lost and may still run: its key opens nothing any more."""
+        """Claim a held trial once more. A lost attempt at it may still run: the key of that attempt is not valid any more."""
         trial_id = trial.session.trial_id
         claim = await self._asked(group_id, trial, [self._launcher.name])
         if claim is None:
@@ -64,12 +66,12 @@ class Claims:
         return Taken(claim.trial, claim.epoch, claim.granted)
 
     def over(self, trial_id: str) -> None:
-        """It has ended, or is another launcher's."""
+        """Let go of a trial that has ended, or that another launcher has: its claim is not renewed any more."""
         self._held.pop(trial_id, None)
 
     @contextlib.asynccontextmanager
     async def kept(self, lost: Callable[[str], None]) -> AsyncIterator[None]:
-        """What is held is renewed meanwhile. Args: lost: is told of a trial that another launcher has."""
+        """Renew the held claims while the block runs. Args: lost: called with each trial that another launcher has taken over."""
         keeping = asyncio.create_task(self._keep(lost))
         try:
             yield

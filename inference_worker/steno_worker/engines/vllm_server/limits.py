@@ -1,4 +1,4 @@
-"""What ends vLLM's engine, or is changed there in silence, though vLLM's API lets it in: refused before it is sent.
+"""Refuses what would crash vLLM's engine, or be changed by it without a word, though vLLM's API accepts it.
 
 vLLM's second model runner (the default on NVIDIA GPUs) looks at some sizes only in the engine's step, where an error is the
 end of the engine and of all that it runs (I8). Pure; without vLLM, since it is of those behind HTTP too.

@@ -1,4 +1,4 @@
-"""From a trial's slot to its run's (I4): what a trial comes to is read where it is recorded, and told where it is counted.
+"""Counts a trial that has ended in its group and its run, once (I4). Trial and run are on two slots of Redis: four steps.
 
     1 the end     the session is frozen, or deleted with a tombstone that keeps its turns (trial's slot)
     2 seal        its record takes no turn from here on (trial's slot)

@@ -1,6 +1,7 @@
-"""What a Redis says to whoever connects, before it is asked anything: why it serves nobody, or not us.
+"""Why a Redis refuses a connection: the error that it sends before it is asked anything.
 
-Protected mode and a full house end the connection at once. redis-py speaks first and only hears that the connection broke.
+In protected mode, and with as many clients as it may have, it closes the connection at once. redis-py writes first, and only sees
+that the connection broke.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ADVICE = {
 
 
 async def refusal(named: RedisUrl) -> str:
-    """What one of these addresses says, in one sentence, and what to do; "" where none says anything within a second."""
+    """The error that one of these addresses sends, in one sentence, and what to do; "": none sends one within a second."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(WITHIN_S):
             for host, port in _addresses(named):
