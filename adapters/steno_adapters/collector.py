@@ -76,6 +76,11 @@ class Collector:
             raise ConfigError(
                 "verifiers: can't be given here: run `steno rollout --verifiers` beside it", field="verifiers"
             )
+        if isinstance(agent, RolloutSettings) and agent.spare_trials:
+            raise ConfigError(
+                "spare_trials: can't be given here: a trainer that asks for n trials has places for n",
+                field="spare_trials",
+            )
         self.run, self.policy, self._train_models = run, policy, checked(train_models)
         self._proxy, self._key = proxy, key
         self._client = Client(proxy, key, retries=CLIENT_RETRIES)

@@ -219,7 +219,7 @@ class Prepared:
         runner = TrialRunner(client, self.player(client, executor), self.options())
         groups = GroupOptions(
             run_id=self.run_id,
-            size=settings.group_size,
+            size=settings.trials_of_group,
             purpose=settings.purpose,
             in_flight=settings.in_flight,
             sequential=settings.sequential,
@@ -229,6 +229,7 @@ class Prepared:
             resumable=settings.run is not None,
             stop_after_failures=settings.stop_after_failures,
             fork_of=settings.forked_from,
+            needed=settings.group_size if settings.spare_trials else None,
         )
         admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
         return Rollouts(

@@ -57,6 +57,12 @@ class RolloutSettings(Settings):
         description="command, run once per trial; {field} is replaced by the task's field, which STENO_TASK_FIELD has too",
     )
     group_size: int = Field(8, ge=1, le=4096, description="trials of each task, whose rewards are centred together")
+    spare_trials: int = Field(
+        0,
+        ge=0,
+        le=2048,
+        description="trials of a group beyond group_size: once that many have a reward, its other trials are ended",
+    )
     epochs: int = Field(1, ge=1, description="times that each task is rolled out")
     shuffle_seed: int | None = Field(
         None, description="seed to shuffle the tasks of each epoch, and to draw those of limit; unset: no shuffling"
@@ -291,6 +297,10 @@ class RolloutSettings(Settings):
             raise ValueError(
                 "groups_per_step can't be given with purpose 'eval': groups for evaluation are never trained"
             )
+        if self.purpose == "eval" and self.spare_trials:
+            raise ValueError(
+                "spare_trials can't be given with purpose 'eval': the trials that take longest would count less"
+            )
         for name in ("image", "cpus", "memory_mb"):
             if self.runner == "local" and getattr(self, name) is not None:
                 field = "ray_runner" if self.executor == "ray" else "executor"
@@ -387,6 +397,10 @@ class RolloutSettings(Settings):
     def is_run_key(self) -> bool:
         """Whether the key is of one run; else it is an admin key, if there is one."""
         return self.key is not None and self.key.get_secret_value().startswith(RUN_KEY)
+
+    @property
+    def trials_of_group(self) -> int:
+        return self.group_size + self.spare_trials
 
     @property
     def trials_at_once(self) -> int:

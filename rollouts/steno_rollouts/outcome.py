@@ -34,6 +34,7 @@ class EndReason(StrEnum):
     TIMEOUT = "timeout"  # it was ended at its time limit; scored where the reward function or `timeout_reward` says so
     EXIT_CODE = "exit_code"  # the command failed, and no reward was found
     START_FAILED = "start_failed"  # the command could not be run at all
+    SPARE = "spare"  # enough other trials of its group had a reward before it ended
     CANCELLED = "cancelled"  # ended by Ctrl-C, SIGTERM, or whoever awaited the rollouts
     DEADLINE = "deadline"  # its group's deadline had passed before it began
     INTERRUPTED = "interrupted"  # its rollouts were killed while it ran, and started again; or its node was lost
@@ -95,8 +96,8 @@ class TrialResult:
 
     @property
     def failed(self) -> bool:
-        """Nothing to train or to count came of it."""
-        return self.reward is None
+        """Nothing to train or to count came of it, though it was wanted."""
+        return self.reward is None and self.end_reason != EndReason.SPARE
 
     @property
     def failed_early(self) -> bool:

@@ -92,10 +92,10 @@ async def _rolled_out(prepared: Prepared, run_id: str, patient: bool) -> list[Tr
     await until_served(prepared, say)
     groups = len(prepared.tasks) * settings.epochs
     out.print(
-        f"run {run_id}: {groups} groups of {settings.group_size} trials, {settings.trials_at_once} at a time",
+        f"run {run_id}: {groups} groups of {settings.trials_of_group} trials, {settings.trials_at_once} at a time",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-    progress = ProgressPrinter(out, groups * settings.group_size, settings.progress_s, groups=groups)
+    progress = ProgressPrinter(out, groups * settings.trials_of_group, settings.progress_s, groups=groups)
     with contextlib.ExitStack() as files:
         observers = [progress]
         if settings.results is not None:

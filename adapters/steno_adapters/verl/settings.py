@@ -101,6 +101,8 @@ class VerlSettings(RolloutSettings):
             raise ValueError("verifiers: can't be given here: with verl, trials are commands or Harbor's")
         if self.group_reward is not None:
             raise ValueError("group_reward: can't be given here: verl wants a row's reward once its trial has ended")
+        if self.spare_trials:
+            raise ValueError("spare_trials: can't be given here: verl wants a row of each trial of a group")
         if self.key is not None and not self.proxy:
             raise ValueError("key: is of a proxy that runs already: give its URL as proxy")
         return self

@@ -26,7 +26,8 @@ class Planned:
 class GroupOptions:
     """What groups are registered with. resumable: trials that had not begun stay open when the rollouts are cancelled.
     stop_after_failures: in a row, before a first turn (`first_turns.py`); 0: none stop the rollouts. fork_of: what every trial
-    begins with."""
+    begins with. needed: trials of a group that must have a reward; then its other trials are ended (`spare.py`). None: each runs
+    to its end."""
 
     run_id: str
     size: int
@@ -39,6 +40,7 @@ class GroupOptions:
     resumable: bool = True
     stop_after_failures: int = 0
     fork_of: ForkOf | None = None
+    needed: int | None = None
 
     def spec(self, task: Task, group_id: str) -> GroupSpec:
         """What a group of this task is registered with."""

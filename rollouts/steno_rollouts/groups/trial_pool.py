@@ -21,7 +21,8 @@ from steno_rollouts.groups.claims import Claims
 from steno_rollouts.groups.first_turns import Begun, FirstTurns
 from steno_rollouts.groups.plan import GroupOptions, Observer, Planned
 from steno_rollouts.groups.scores import GroupScores
-from steno_rollouts.outcome import EndReason, TrialResult, has_no_end, is_scored_later
+from steno_rollouts.groups.spare import SpareTrials
+from steno_rollouts.outcome import EndReason, TrialResult, deleted, has_no_end, is_scored_later
 from steno_rollouts.trials.group_reward import GroupRewardFunction
 from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
@@ -59,6 +60,7 @@ class TrialPool:
         self._scores = GroupScores(client, group_reward, claims, self.ended)
         self.places = asyncio.Semaphore(1 if options.sequential else options.in_flight)
         self.results: list[TrialResult] = []
+        self._spare = SpareTrials(options.needed)
         self._waiting: dict[str, Assignment] = {}
         self._others: dict[str, Assignment] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -88,6 +90,7 @@ class TrialPool:
             else:
                 found.append(assignment)
                 self._waiting[assignment.trial_id] = assignment
+        self._spare.add(group.group.group_id, (one.trial_id for one in found))
         return found
 
     async def begin(self, waiting: Assignment) -> asyncio.Task[None] | None:
@@ -95,11 +98,11 @@ class TrialPool:
         await self.places.acquire()
         trial = None
         try:
-            assignment = await self._claimed(waiting)
+            assignment = None if self._spare.is_ending(waiting.trial_id) else await self._claimed(waiting)
             if assignment is None:
                 return None
             begun = await self._first.begin()
-            if self._first.stopped is None:
+            if self._first.stopped is None and not self._spare.is_ending(waiting.trial_id):
                 trial = self._running.create_task(self._one(assignment, begun))
                 self._tasks[assignment.trial_id] = trial
                 trial.add_done_callback(partial(self._over, assignment.trial_id))
@@ -133,6 +136,23 @@ class TrialPool:
             if trial_id in self._others and not self.places.locked():
                 await self.begin(self._others.pop(trial_id))
 
+    async def end_spare(self, group_id: str) -> None:
+        """End the trials of a group that are not needed any more, also those of other launchers."""
+        stopped = []
+        for trial_id in self._spare.not_needed(group_id):
+            if (task := self._tasks.get(trial_id)) is not None:
+                self._spare.ending(trial_id)
+                task.cancel()
+                stopped.append(task)
+            if (assignment := self._waiting.pop(trial_id, None) or self._others.pop(trial_id, None)) is not None:
+                self._spare.ending(trial_id)
+                try:
+                    self.ended(await self._runner.abandon(assignment, EndReason.SPARE))
+                except ClaimLost:  # taken over just now, and told of as it ends there
+                    self._others[trial_id] = assignment
+        if stopped:
+            await asyncio.wait(stopped)
+
     async def settle_failed(self) -> bool:
         """No trial can be begun now. If none runs either, nobody tells whose fault it was that others failed before their first
         turn: they are given up if any trial of the run has had one, here, elsewhere or earlier. Returns: False: none has."""
@@ -160,6 +180,7 @@ class TrialPool:
 
     def ended(self, result: TrialResult) -> None:
         """Tell of a trial's end, now or once its group is scored."""
+        self._spare.ended(result)
         if self._claims is not None and not self._scores.claims(result.trial_id):
             self._claims.over(result.trial_id)
         if self._scores.holds(result):
@@ -188,6 +209,8 @@ class TrialPool:
         assignment, trial_id, late = waiting, waiting.trial_id, False
         if self._claims is not None:
             taken = await self._claims.take(waiting.trial.session.group_id or "", waiting.trial)
+            if self._spare.is_ending(trial_id):
+                return None
             assignment, late = replace(waiting, trial=taken.trial, claim=taken.epoch), taken.past_deadline
             if not taken.mine and self._has_no_end(taken.trial.session):
                 self._others[trial_id] = assignment
@@ -229,13 +252,32 @@ class TrialPool:
 
     async def _one(self, assignment: Assignment, begun: Begun) -> None:
         if await self._played(assignment, begun):
-            await self._scores.score(assignment.trial.session.group_id or "")
+            group_id = assignment.trial.session.group_id or ""
+            await self.end_spare(group_id)
+            await self._scores.score(group_id)
 
     async def _look_at_groups(self) -> None:
-        """Groups are scored of which the last trial did not end here, or was given up."""
+        """Groups are scored of which the last trial did not end here, or was given up; and what is not needed any more is ended,
+        where the trials that make it so ended elsewhere."""
         while True:
             await asyncio.sleep(OTHERS_S)
+            for group_id in self._spare.groups():
+                await self._look_at_ended(group_id)
+                await self.end_spare(group_id)
             self._scores.look(self._running, self._numbers)
+
+    async def _look_at_ended(self, group_id: str) -> None:
+        """Of other launchers' trials of a group those that have ended are told of."""
+        for trial_id, assignment in list(self._others.items()):
+            if assignment.trial.session.group_id != group_id:
+                continue
+            try:
+                session = await self._client.session(trial_id)
+            except (Gone, NotFound):
+                session = deleted(assignment.trial.session)
+            if not self._has_no_end(session) and self._others.pop(trial_id, None) is not None:
+                trial = assignment.trial.model_copy(update={"session": session})
+                self.ended(replace(assignment, trial=trial).recorded())
 
     async def _played(self, assignment: Assignment, begun: Begun) -> bool:
         """Whether its end was these rollouts' to tell."""
@@ -247,7 +289,9 @@ class TrialPool:
         looking = asyncio.create_task(self._until_first_turn(trial_id, begun)) if begun.alone else None
         try:
             hold = bool(self._options.stop_after_failures)
-            failed = await self._runner.run(assignment, self.ended, hold=hold, anew=self._anew)
+            failed = await self._runner.run(
+                assignment, self.ended, hold=hold, anew=self._anew, is_spare=lambda: self._spare.is_ending(trial_id)
+            )
             if failed is None:
                 await self.give_up(self._first.reached(begun.number))
             else:

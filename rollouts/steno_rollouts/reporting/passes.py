@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from steno_rollouts.outcome import TrialResult
+from steno_rollouts.outcome import EndReason, TrialResult
 
 DRAWS = 2000
 """Bootstrap samples: the ends of an interval of 95 % are good to about a tenth of its width."""
@@ -56,10 +56,12 @@ class Comparison:
 
 
 def by_task(results: Iterable[TrialResult]) -> list[TaskResult]:
-    """In the order in which tasks are first seen."""
+    """In the order in which tasks are first seen. Spare trials, which were not needed, count for nothing."""
     rewards: dict[str, list[float]] = {}
     unscored: dict[str, int] = {}
     for result in results:
+        if result.end_reason == EndReason.SPARE:
+            continue
         found = rewards.setdefault(result.task_id, [])
         if result.reward is None:
             unscored[result.task_id] = unscored.get(result.task_id, 0) + 1

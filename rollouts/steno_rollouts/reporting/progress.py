@@ -25,7 +25,7 @@ MAX_SHOWN_FAILURES = 20
 @dataclass
 class Stats:
     """Counts of what has happened. trials, all_groups: that are planned; None: not known. groups: that have been started, or had
-    ended before. held_why: why no group is admitted now, for held_s; None: one is."""
+    ended before. spare: ended as such. held_why: why no group is admitted now, for held_s; None: one is."""
 
     trials: int | None = None
     groups: int = 0
@@ -35,6 +35,7 @@ class Stats:
     tokens: int = 0
     failed_early: int = 0
     awaiting: int = 0
+    spare: int = 0
     held_why: str | None = None
     held_s: float = 0.0
     all_groups: int | None = None
@@ -64,6 +65,8 @@ class Stats:
         ]
         if self.earlier:
             parts.insert(1, f"{self.earlier} of them earlier")
+        if self.spare:
+            parts.append(f"{self.spare} spare")
         if self.awaiting:
             parts.append(f"{self.awaiting} wait to be scored with their groups")
         if self.failed_early:
@@ -162,6 +165,8 @@ class ProgressPrinter:
         self._count_group(result.group_id)
         if result.reward is not None:
             stats.rewards.append(result.reward)
+        elif result.end_reason == EndReason.SPARE:
+            stats.spare += 1
         else:
             stats.reasons[result.end_reason] += 1
         if result.earlier:

@@ -82,12 +82,15 @@ class TrialRunner:
         *,
         hold: bool = False,
         anew: Callable[[Assignment], Awaitable[Assignment]] | None = None,
+        is_spare: Callable[[], bool] = lambda: False,
     ) -> FailedTrial | None:
-        """Run a trial to its end and post it; `report` is called once. Cancelled: the trial is ended and posted as `cancelled`.
+        """Run a trial to its end and post it; `report` is called once. Cancelled: the trial is ended and posted as `cancelled` or
+        `spare`.
 
         Args:
             hold: one that failed before its first turn is neither posted nor reported, but returned; `give_up` does both.
             anew: shuts out an attempt that is lost, and may still run, before there is another; None: nothing can.
+            is_spare: whether it is cancelled because it is not needed any more.
         Raises: ClaimLost; StenoError: the proxy could not be reached, or refuses.
         """
         began = self._clock()
@@ -117,8 +120,10 @@ class TrialRunner:
         except (Gone, NotFound) as error:  # it was deleted meanwhile, as its end will show
             verdict = CommandOutcome(EndReason.CANCELLED, detail=error.message)
         except asyncio.CancelledError:
-            closing = self._close(assignment, CommandOutcome(EndReason.CANCELLED), began, attempts, ended, folder)
-            await to_its_end(_told(report, closing), stopping=True)
+            spare = is_spare()
+            outcome = CommandOutcome(EndReason.SPARE if spare else EndReason.CANCELLED)
+            closing = self._close(assignment, outcome, began, attempts, ended, folder)
+            await to_its_end(_told(report, closing), stopping=not spare)
             raise
         await to_its_end(_told(report, self._close(assignment, verdict, began, attempts, ended, folder)))
         return None

@@ -109,6 +109,7 @@ def test_groups_that_were_leased_before_an_error_come_with_the_next_collect(monk
     [
         ({"train_models": "main"}, "train_models: got 'main', must be a list of names"),
         ({"agent": RolloutSettings(verifiers="words")}, "verifiers: can't be given here"),
+        ({"agent": RolloutSettings(tasks=Path(), spare_trials=1)}, "spare_trials: can't be given here"),
     ],
 )
 def test_what_no_collector_can_be_made_of_is_named(given: dict[str, Any], said: str) -> None:

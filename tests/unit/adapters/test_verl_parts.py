@@ -326,6 +326,9 @@ def test_what_verl_decides_is_refused_and_the_place_is_named(file: Path) -> None
     file.write_text("tasks: .\ngroup_reward: judge.py:ranked\n")
     with pytest.raises(ConfigError, match="group_reward: can't be given here: verl wants a row's reward"):
         VerlSettings.found(file, {})
+    file.write_text("tasks: .\nspare_trials: 2\n")
+    with pytest.raises(ConfigError, match="spare_trials: can't be given here: verl wants a row of each trial"):
+        VerlSettings.found(file, {})
 
 
 @pytest.mark.parametrize("name", ["key", "worker_key"])

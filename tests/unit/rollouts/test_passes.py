@@ -33,6 +33,13 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_that_hold_a_pass(trials: lis
     assert pass_at_k(len(trials), sum(trials), k) == pytest.approx(sum(map(any, choices)) / len(choices))
 
 
+def test_a_spare_trial_counts_for_nothing() -> None:
+    [task] = by_task(
+        [*results(a=[1.0, None]), replace(TRIAL, end_reason="spare"), replace(TRIAL, task_id="b", end_reason="spare")]
+    )
+    assert (task.rewards, task.unscored) == ((1.0,), 1)
+
+
 def test_each_task_weighs_alike_and_what_was_not_scored_is_in_no_figure() -> None:
     tasks = by_task(results(a=[1.0, 1.0, 1.0, 1.0], b=[0.0, None], c=[None]))
     reward, at_1, at_2 = mean_reward(tasks), passes(tasks, 1, 1.0), passes(tasks, 2, 1.0)

@@ -24,6 +24,18 @@ def result(trial: int, reward: float | None = None, reason: str = "timeout", **m
     return TrialResult("r", "g", f"g.{trial}", "t", "epoch-0", "aborted", reason, reward, **fields)  # type: ignore[arg-type]
 
 
+def test_spare_trials_are_counted_apart_and_are_no_failures() -> None:
+    out = io.StringIO()
+    progress = ProgressPrinter(Console(file=out), trials=2, groups=1, clock=lambda: 0.0)
+    progress.trial_started("g.0")
+    progress.trial_ended(result(0, reason="spare"))
+    progress.trial_ended(result(1, reason="spare", attempts=0))
+    assert progress.line() == (
+        "2/2 trials, 0 running, 1/1 groups, mean reward -, 0 failed, 100,000 tokens/s, 0:00, 2 spare"
+    )
+    assert out.getvalue() == ""
+
+
 def test_a_line_says_how_far_how_well_and_what_failed() -> None:
     out = io.StringIO()
     now = 0.0
