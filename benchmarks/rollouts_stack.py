@@ -21,7 +21,7 @@ from tests.support.machine.engine_storage import own_storage
 from tests.support.sources import SOURCES
 
 KEY = "key-of-the-benchmark"
-NODES = "tests.integration.rollouts.ray_nodes"
+NODES = "tests.integration.rollouts.executors.ray_nodes"
 NULL = ROOT / "benchmarks/null_trial.sh"
 IMAGE = "localhost/steno-null:latest"
 

@@ -30,11 +30,11 @@ from pathlib import Path
 from traceback import format_exception
 from typing import Any, TypeVar
 
-from tests.chaos import packets
-from tests.chaos.deployment import Deployment
 from tests.chaos.mutants import MUTANTS, WORKER_MUTANTS
 from tests.chaos.schedule import Schedule, draw
 from tests.chaos.story import Story, Verdict, first_versions
+from tests.chaos.system import packets
+from tests.chaos.system.deployment import Deployment
 from tests.support.plugins import second_tries
 
 T = TypeVar("T")

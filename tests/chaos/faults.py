@@ -6,9 +6,9 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 
-from tests.chaos import packets
-from tests.chaos.deployment import Deployment, Program
 from tests.chaos.schedule import Fault
+from tests.chaos.system import packets
+from tests.chaos.system.deployment import Deployment, Program
 from tests.support.machine.tcprelay import TcpRelay
 
 SLOW_S = 0.05

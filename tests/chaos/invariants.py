@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from steno.contracts.records import ForkReason, Session, Turn, bytes_to_floats, bytes_to_ids
 from steno.contracts.runs.leases import RunView
-from tests.chaos.agents import Seen, Trial
+from tests.chaos.clients.agents import Seen, Trial
+from tests.chaos.clients.trainer import Taken
 from tests.chaos.predict import answer, logprob, message_of, prompt_digest, render, resumable
 from tests.chaos.schedule import ANY, MODELS, Fault
-from tests.chaos.trainer import Taken
 
 Versions = Sequence[str]
 """All versions that there were, in the order in which they were posted."""

@@ -116,9 +116,10 @@ class Agent:
     """One trial.
 
     client: `raw` marks its retries as SDKs do and may go to another replica with each request; `sdk` is the official one. format:
-    one of `formats.py`. streams: which of its turns are streamed. forks: a turn after which it asks something of its own, without
-    history. slow: it reads with pauses. end: how the session ends. gone_after_s: of `gone`, it leaves in the middle and is
-    completed by its harness; of `cut-short` (completed) and `deleted-early`, when that happens, whatever is in flight.
+    one of `clients/formats.py`. streams: which of its turns are streamed. forks: a turn after which it asks something of its
+    own, without history. slow: it reads with pauses. end: how the session ends. gone_after_s: of `gone`, it leaves in the
+    middle and is completed by its harness; of `cut-short` (completed) and `deleted-early`, when that happens, whatever is in
+    flight.
     models: the name that each of its turns asks for.
     """
 

@@ -20,9 +20,9 @@ from steno.contracts.records import Turn
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.worker_view import WorkerView
 from tests.chaos import faults, journal
-from tests.chaos.agents import OVER, Speaker, Trial
-from tests.chaos.deployment import Deployment
-from tests.chaos.formats import FORMATS, Line
+from tests.chaos.clients.agents import OVER, Speaker, Trial
+from tests.chaos.clients.formats import FORMATS, Line
+from tests.chaos.clients.trainer import Trainers
 from tests.chaos.invariants import (
     check_heard,
     check_ledger,
@@ -35,7 +35,7 @@ from tests.chaos.invariants import (
 from tests.chaos.journal import check_sampled
 from tests.chaos.predict import BASE_VERSION
 from tests.chaos.schedule import REPLICAS, Fault, Schedule
-from tests.chaos.trainer import Trainers
+from tests.chaos.system.deployment import Deployment
 from tests.support.records.tokens import counters
 from tests.support.weights.shards import tensor, write
 

@@ -28,7 +28,7 @@ _TREES = (
     "tests/unit/proxy/sessions/test_tree_open.py",
     "tests/unit/proxy/sessions/test_tree_properties.py",
 )
-_ECHOED = ("tests/unit/proxy/sessions/test_echoes.py", "tests/unit/proxy/sessions/test_cuts.py")
+_ECHOED = ("tests/unit/proxy/sessions/messages/test_echoes.py", "tests/unit/proxy/sessions/messages/test_cuts.py")
 _SAMPLED = ("tests/unit/proxy/sessions/test_samples.py",)
 
 MUTANTS = (

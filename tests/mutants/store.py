@@ -12,10 +12,10 @@ _DECISIONS, _LEASING = (f"proxy/steno_proxy/store/runs/{name}.py" for name in ("
 _CODEC, _TALLY = "proxy/steno_proxy/store/encoding/codec.py", "proxy/steno_proxy/store/runs/settlement.py"
 
 _CONTRACT = ("tests/integration/store/test_redis_contract.py",)
-_RACES = ("tests/integration/store/test_redis_run_races.py",)
+_RACES = ("tests/integration/store/consistency/test_redis_run_races.py",)
 _DECIDED = ("tests/unit/proxy/store/test_run_decisions.py",)
 _MEMORY = ("tests/unit/proxy/store/test_memory.py",)
-_CRASHES = ("tests/integration/store/test_redis_lease_crashes.py",)
+_CRASHES = ("tests/integration/store/consistency/test_redis_lease_crashes.py",)
 _ENCODED = ("tests/unit/proxy/store/test_codec.py",)
 
 MUTANTS = (

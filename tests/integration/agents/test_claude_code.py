@@ -16,7 +16,7 @@ import pytest
 
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
-from tests.integration.agents.claude_script import SLOW_THOUGHT, SUBTASK, SUMMARY, steps
+from tests.integration.agents.scripts.claude_script import SLOW_THOUGHT, SUBTASK, SUMMARY, steps
 from tests.integration.agents.support import (
     branch,
     check_continuous,
@@ -37,7 +37,7 @@ from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 
-SCRIPT = Path(__file__).with_name("claude_script.py")
+SCRIPT = Path(__file__).with_name("scripts") / "claude_script.py"
 
 
 @pytest.fixture(scope="module")

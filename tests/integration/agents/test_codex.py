@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.agents.codex_script import FIXED, SLOW_THOUGHT, STEPS, SUBTASK, SUMMARY
+from tests.integration.agents.scripts.codex_script import FIXED, SLOW_THOUGHT, STEPS, SUBTASK, SUMMARY
 from tests.integration.agents.support import (
     TASK_S,
     is_answering,
@@ -31,7 +31,7 @@ from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 
-SCRIPT = Path(__file__).with_name("codex_script.py")
+SCRIPT = Path(__file__).with_name("scripts") / "codex_script.py"
 TASK = "Fix the bug in src/calc.py."
 
 

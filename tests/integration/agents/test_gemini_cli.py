@@ -15,7 +15,7 @@ import pytest
 
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
-from tests.integration.agents.gemini_script import STEPS
+from tests.integration.agents.scripts.gemini_script import STEPS
 from tests.integration.agents.support import (
     check_continuous,
     is_fixed,
@@ -30,7 +30,7 @@ from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 
-SCRIPT = Path(__file__).with_name("gemini_script.py")
+SCRIPT = Path(__file__).with_name("scripts") / "gemini_script.py"
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ import pytest
 
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
-from tests.integration.agents.mini_script import COMMANDS
+from tests.integration.agents.scripts.mini_script import COMMANDS
 from tests.integration.agents.support import check_forked, fork, is_fixed, output, prompt_ids, run, scripted
 from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 
-SCRIPT = Path(__file__).with_name("mini_script.py")
+SCRIPT = Path(__file__).with_name("scripts") / "mini_script.py"
 
 
 def run_mini(

@@ -16,7 +16,7 @@ import pytest
 
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
-from tests.integration.agents.opencode_script import SUBTASK, SUMMARY, steps
+from tests.integration.agents.scripts.opencode_script import SUBTASK, SUMMARY, steps
 from tests.integration.agents.support import (
     branch,
     check_continuous,
@@ -32,7 +32,7 @@ from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 
-SCRIPT = Path(__file__).with_name("opencode_script.py")
+SCRIPT = Path(__file__).with_name("scripts") / "opencode_script.py"
 NOWHERE = "http://127.0.0.1:9"
 """A registry that nobody serves: what would be downloaded fails."""
 

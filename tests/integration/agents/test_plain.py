@@ -16,7 +16,7 @@ import pytest
 
 from steno_cli.agents import AGENTS, AgentTarget
 from steno_cli.commands.env import urls
-from tests.integration.agents.plain_script import COMMANDS, CUT_TOKENS
+from tests.integration.agents.scripts.plain_script import COMMANDS, CUT_TOKENS
 from tests.integration.agents.support import (
     Turn,
     check_continuous,
@@ -30,7 +30,7 @@ from tests.support.programs.stack import Stack
 
 pytestmark = pytest.mark.agents
 
-HERE = Path(__file__).parent
+SCRIPTS = Path(__file__).with_name("scripts")
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Kind:
 KINDS = [
     Kind("qwen-code", "chat", asks_again=True),
     Kind("pi", "chat", asks_again=True),
-    Kind("openai-agents", "responses", asks_again=False, command=f'python "{HERE / "agents_sdk_program.py"}"'),
+    Kind("openai-agents", "responses", asks_again=False, command=f'python "{SCRIPTS / "agents_sdk_program.py"}"'),
 ]
 kinds = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with scripted(tmp_path_factory.mktemp("logs"), HERE / "plain_script.py") as stack:
+    with scripted(tmp_path_factory.mktemp("logs"), SCRIPTS / "plain_script.py") as stack:
         yield stack
 
 

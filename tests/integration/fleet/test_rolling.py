@@ -13,10 +13,10 @@ import openai
 import pytest
 
 from steno.client.client import AsyncSteno
-from tests.chaos.balancer import Balancer
-from tests.chaos.deployment import Deployment
 from tests.chaos.invariants import check_turns
 from tests.chaos.predict import BASE_VERSION
+from tests.chaos.system.balancer import Balancer
+from tests.chaos.system.deployment import Deployment
 
 AGENTS = 8
 TURNS = 4

@@ -26,8 +26,8 @@ from tests.support.programs.variables import without_settings
 
 Sessions = Callable[[str], dict[str, Session]]
 PYTHON = os.environ.get("STENO_TEST_HARBOR_PYTHON", "")
-HERE = Path(__file__).parent
-SHELL = f"{HERE / 'shell.py'}:Shell"
+PROGRAMS = Path(__file__).with_name("programs")
+SHELL = f"{PROGRAMS / 'shell.py'}:Shell"
 WORKER_KEY = ("--key", "worker-key")
 PROXY = ("--host", "0.0.0.0", "--admin-key", ADMIN, "--worker-key", WORKER_KEY[1])
 """Sandboxes reach it, by keys only."""
@@ -63,7 +63,7 @@ def own_address() -> str:
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, clean_environment: None) -> Iterator[Stack]:
-    worker = ["--engine", "scripted", "--script", f"{HERE / 'script.py'}:reply", *WORKER_KEY]
+    worker = ["--engine", "scripted", "--script", f"{PROGRAMS / 'script.py'}:reply", *WORKER_KEY]
     with running(tmp_path_factory.mktemp("stack"), None, proxy=PROXY) as found:
         found.start_worker(*worker, "--context-tokens", "200000")
         until_served(found)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tests.integration.containers.test_containers import AGENT
-from tests.integration.harbor.conftest import HERE, PYTHON, Harbor, own_address
+from tests.integration.harbor.conftest import PROGRAMS, PYTHON, Harbor, own_address
 from tests.integration.harbor.test_harbor import APART, TURN
 from tests.support.machine import sidecar_image
 from tests.support.machine.far_host import PORT
 
 pytestmark = pytest.mark.harbor
 
-AGENT_CLASS = f"{HERE / 'hemmed.py'}:Hemmed"
+AGENT_CLASS = f"{PROGRAMS / 'hemmed.py'}:Hemmed"
 RIGHTS = (
     '["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "NET_RAW", "SETFCAP", "SETGID", '
     '"SETPCAP", "SETUID", "SYS_CHROOT"]'
@@ -33,7 +33,7 @@ printf '{"reward": 1}' >/logs/verifier/reward.json
 @pytest.fixture
 def sidecar(rollout: Harbor, tmp_path: Path) -> Harbor:
     """Rollouts for which Harbor finds its sidecar built, and whose containers have the rights of Docker's."""
-    sidecar_image.make(tmp_path / "sidecar", "podman", PYTHON, HERE / "gost.py")
+    sidecar_image.make(tmp_path / "sidecar", "podman", PYTHON, PROGRAMS / "gost.py")
     shutil.rmtree(tmp_path / "sidecar")
     configuration = Path(os.environ["CONTAINERS_CONF"]).read_text()
     told = tmp_path / "containers.conf"
@@ -54,7 +54,7 @@ def test_an_agent_reaches_the_proxy_alone_and_its_set_up_whatever_there_is(sidec
         "instruction.md": f"{TURN}python3 /opt/task/reach.py {asked} marked=http://{far}:{PORT}\n",
         "tests/test.sh": CHECK,
         "environment/agent.py": AGENT,
-        "environment/reach.py": (HERE / "reach.py").read_text(),
+        "environment/reach.py": (PROGRAMS / "reach.py").read_text(),
         "environment/setup.sh": f"python3 /opt/task/reach.py {asked}\n",
     }
     tasks = sidecar.task("t", APART, files)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.containers.test_containers import AGENT
-from tests.integration.harbor.conftest import HERE, PYTHON, Harbor, Sessions, own_address
+from tests.integration.harbor.conftest import PROGRAMS, PYTHON, Harbor, Sessions, own_address
 from tests.integration.harbor.test_allowlist import AGENT_CLASS
 from tests.integration.harbor.test_harbor import APART, TURN
 from tests.support.machine import agents_image, sidecar_image, tiny_image
@@ -38,7 +38,7 @@ def docker(stack: Stack, tmp_path: Path) -> Iterator[Harbor]:
         tiny_image.make(
             root / "image", "docker", name=agents_image.NAME, programs=agents_image.PROGRAMS, add=agents_image.add_user
         )
-        sidecar_image.make(root / "sidecar", "docker", PYTHON, HERE / "gost.py")
+        sidecar_image.make(root / "sidecar", "docker", PYTHON, PROGRAMS / "gost.py")
         shutil.rmtree(root / "image")
         yield Harbor(stack, tmp_path, engine="docker")
 
@@ -56,7 +56,7 @@ def test_trials_are_held_back_and_verified_apart_and_killed_ones_are_cleaned_up_
         "steps/first/tests/test.sh": LOOK,
         "steps/second/tests/test.sh": LOOK,
         "environment/agent.py": AGENT,
-        "environment/reach.py": (HERE / "reach.py").read_text(),
+        "environment/reach.py": (PROGRAMS / "reach.py").read_text(),
         "environment/setup.sh": f"python3 /opt/task/reach.py {urls}\n",
     }
     tasks = docker.task("t", STEPS, files)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harbor.conftest import HERE, SHELL, Harbor
+from tests.integration.harbor.conftest import PROGRAMS, SHELL, Harbor
 from tests.support.machine.far_host import PORT
 
 pytestmark = pytest.mark.harbor
@@ -27,7 +27,7 @@ fi
 """
 """It trusts the sandbox that it runs in, and leaves time for what still lives there: much where `cat` is the thief's, so that
 nothing finds its daemon."""
-THIEF = {"environment/thief.py": (HERE / "thief.py").read_text(), "tests/test.sh": NAIVE}
+THIEF = {"environment/thief.py": (PROGRAMS / "thief.py").read_text(), "tests/test.sh": NAIVE}
 APART = 'artifacts = ["/app/answer.txt"]\n'
 SHARED = '[verifier]\nenvironment_mode = "shared"\n'
 INSIDE = ("quiet", "path", "python", "site", "grep", "listing")

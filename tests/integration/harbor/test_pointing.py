@@ -10,7 +10,7 @@ import pytest
 
 from steno_rollouts.trials.harbor.outcome import KINDS
 from steno_rollouts.trials.harbor.pointing import OWN, POINTINGS, Addresses
-from tests.integration.harbor.conftest import HERE, PYTHON
+from tests.integration.harbor.conftest import PROGRAMS, PYTHON
 
 pytestmark = pytest.mark.harbor
 
@@ -27,7 +27,9 @@ def constructed() -> dict[str, Any]:
         for name, row in POINTINGS.items()
         if row.refused is None and row is not OWN
     }
-    done = subprocess.run([PYTHON, "-I", HERE / "construct.py"], input=json.dumps(rows), capture_output=True, text=True)
+    done = subprocess.run(
+        [PYTHON, "-I", PROGRAMS / "construct.py"], input=json.dumps(rows), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

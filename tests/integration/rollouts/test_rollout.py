@@ -284,7 +284,7 @@ def test_a_killed_rollout_goes_on_and_what_it_left_running_is_ended(rollout: Rol
         "open('reward.txt', 'w').write('1')"
     )
     tasks = rollout.tasks({"id": "a"}, {"id": "b"}, {"id": "c"})
-    # Confined trials end with their rollouts, and know their processes by other numbers (test_confine.py).
+    # Confined trials end with their rollouts, and know their processes by other numbers (executors/test_confine.py).
     options = ("--run", "killed-whole", "--group-size", "1", "--in-flight", "2", "--confine", "off")
     work = rollout.folder / "work"
     with rollout.start(tasks, *options, command=python(code)) as process:

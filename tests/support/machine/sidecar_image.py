@@ -1,6 +1,6 @@
 """The sidecar of Harbor's allow-lists: its own Dockerfile, scripts and rules over nftables, on a base of this machine's programs.
 
-Its base, gost, is in no registry of packages: `tests/integration/harbor/gost.py` stands in its place.
+Its base, gost, is in no registry of packages: `tests/integration/harbor/programs/gost.py` stands in its place.
 """
 
 from __future__ import annotations

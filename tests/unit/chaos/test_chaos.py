@@ -23,14 +23,14 @@ from steno.contracts.records import (
     ids_to_bytes,
 )
 from steno.contracts.runs.leases import RunGroups, RunView
-from tests.chaos.agents import Seen, Trial
-from tests.chaos.formats import FORMATS, Call, Misspoken
+from tests.chaos.clients.agents import Seen, Trial
+from tests.chaos.clients.formats import FORMATS, Call, Misspoken
+from tests.chaos.clients.trainer import Taken
 from tests.chaos.invariants import check_heard, check_ledger, check_received, check_seen, check_session, check_turns
 from tests.chaos.journal import Journal, Sampled, check_sampled, read
 from tests.chaos.mutants import MUTANTS, WORKER_MUTANTS
 from tests.chaos.predict import Token, answer, logprob, message_of, prompt_digest, render
 from tests.chaos.schedule import FAILOVERS, FAULTS, LATER, LONG, MODELS, OTHER, PACKETS, REPLICAS, Fault, draw
-from tests.chaos.trainer import Taken
 
 VERSIONS = ["base/0", "chaos/1"]
 

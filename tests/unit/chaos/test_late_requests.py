@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from tests.chaos import story
-from tests.chaos.deployment import Deployment
-from tests.chaos.formats import FORMATS
+from tests.chaos.clients.formats import FORMATS
 from tests.chaos.story import Story
+from tests.chaos.system.deployment import Deployment
 
 
 async def frozen(monkeypatch: pytest.MonkeyPatch, statuses: list[int | None], patience_s: float) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 CAP_SYS_ADMIN = 21
 CODE = """
 import socket
-from tests.chaos import packets
+from tests.chaos.system import packets
 
 packets.enter()
 if not packets.inside():

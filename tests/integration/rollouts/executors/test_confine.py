@@ -22,7 +22,7 @@ from steno_rollouts.trials.executor import Exit
 from steno_rollouts.trials.local import LocalExecutor
 from steno_rollouts.trials.scoring import task_source
 from tests.integration.rollouts.conftest import ADMIN, Rollout
-from tests.integration.rollouts.test_local import job
+from tests.integration.rollouts.executors.test_local import job
 
 THIEF = Path(__file__).with_name("thief.py")
 PROVIDER = "sk-of-the-operator"

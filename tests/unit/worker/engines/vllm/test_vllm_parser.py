@@ -12,7 +12,7 @@ from steno.contracts.chat import Sampling
 from steno_worker.chat.interfaces import ParsedText
 from steno_worker.chat.reader import ONE_CALL, CompletionReader, StepText
 from steno_worker.interfaces import TokenStep
-from tests.unit.worker.engines.no_vllm import without_vllm
+from tests.unit.worker.engines.vllm.no_vllm import without_vllm
 
 SAID = {
     1: {"content": "I look. "},

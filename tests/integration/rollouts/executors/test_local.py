@@ -141,10 +141,10 @@ async def killed_rollouts(folder: Path, shell: str) -> None:
     """Rollouts with this command, killed once it has written `own.pid` and `child.pid`."""
     code = (
         "import asyncio, sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "from tests.integration.rollouts.test_local import job; from steno_rollouts.trials.local import LocalExecutor\n"
+        "from tests.integration.rollouts.executors.test_local import job; from steno_rollouts.trials.local import LocalExecutor\n"
         "asyncio.run(LocalExecutor().run(job(Path(sys.argv[1]), 'sh', '-c', sys.argv[3])))"
     )
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[4]
     rollouts = subprocess.Popen([sys.executable, "-c", code, str(folder), str(root), shell], cwd=root)  # noqa: ASYNC220
     try:
         for path in (folder / "work" / "own.pid", folder / "work" / "child.pid", folder / "pid"):

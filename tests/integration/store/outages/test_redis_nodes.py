@@ -5,7 +5,7 @@ from __future__ import annotations
 from steno_cli.doctor.findings import FindingLevel
 from steno_cli.doctor.redis_checks import check_redis
 from steno_proxy.store.redis.store import RedisStore
-from tests.integration.store.test_redis_failover import cluster as cluster
+from tests.integration.store.outages.test_redis_failover import cluster as cluster
 from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.records.recordings import session
 

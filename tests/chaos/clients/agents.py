@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from tests.chaos.deployment import Deployment
-from tests.chaos.formats import FORMATS, Answer, Call, Line, Misspoken
+from tests.chaos.clients.formats import FORMATS, Answer, Call, Line, Misspoken
+from tests.chaos.clients.sdks import BROKEN, SDKS, Ask, status_of
 from tests.chaos.schedule import REPLICAS, Agent
-from tests.chaos.sdks import BROKEN, SDKS, Ask, status_of
+from tests.chaos.system.deployment import Deployment
 
 PATIENCE_S = 120.0
 SILENCE_S = 6.0

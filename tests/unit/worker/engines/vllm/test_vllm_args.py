@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import steno_worker
-from tests.unit.worker.engines.no_vllm import without_vllm
+from tests.unit.worker.engines.vllm.no_vllm import without_vllm
 
 with without_vllm("steno_worker.engines.vllm.args") as args:
     FRONTEND = args.FRONTEND

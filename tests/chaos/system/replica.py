@@ -1,9 +1,10 @@
 """Runs a proxy as the suite needs its replicas: with a wall clock that jumps, and if asked for with something made wrong.
 
-    python -m tests.chaos.replica JUMP_S MUTANT proxy --port 8000 …
+    python -m tests.chaos.system.replica JUMP_S MUTANT proxy --port 8000 …
 
 SIGUSR2 moves the clock forward by JUMP_S, SIGUSR1 back to the true time. `time.time` is replaced before anything of Steno's is
-imported; the monotonic clock, by which timers run, is left alone, as a real jump leaves it. MUTANT: one of `mutants.py`, or `-`.
+imported; the monotonic clock, by which timers run, is left alone, as a real jump leaves it. MUTANT: one of
+`chaos/mutants.py`, or `-`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What new prompts may share of vLLM's cache, while weights come, are gone back from and come again (I10).
 
 vLLM is not installed here: fakes answer what `engine.py` asks. With the real one it is in
-tests/integration/vllm/test_updates.py.
+tests/integration/vllm/weights/test_updates.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import WeightsRefused
 from steno_worker.interfaces import StagedUpdate
 from tests.support.weights.shards import manifest_of, spec, two_shards
-from tests.unit.worker.engines.no_vllm import without_vllm
+from tests.unit.worker.engines.vllm.no_vllm import without_vllm
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rollouts import measured
-from tests.integration.rollouts.test_ray import PYTHON
+from tests.integration.rollouts.executors.test_ray import PYTHON
 
 pytestmark = pytest.mark.ray
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.ray
 Sessions = Callable[[str], list[Session]]
 PYTHON = os.environ.get("STENO_TEST_RAY_PYTHON", "")
 """That of launchers and nodes. Read before the tests' environment is cleared."""
-NODES = "tests.integration.rollouts.ray_nodes"
+NODES = "tests.integration.rollouts.executors.ray_nodes"
 SOON = {"RAY_worker_niceness": "0", "RAY_health_check_period_ms": "500"}
 """As told to nodes; a raylet that refuses connections is lost after five looks."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}

@@ -13,7 +13,7 @@ import pytest
 
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, Rollout
-from tests.integration.rollouts.test_ray import ASK, NODES, PYTHON, QUIET
+from tests.integration.rollouts.executors.test_ray import ASK, NODES, PYTHON, QUIET
 from tests.support.programs.ports import free_port
 from tests.support.programs.processes import until
 from tests.support.programs.stack import Stack

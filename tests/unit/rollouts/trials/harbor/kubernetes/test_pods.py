@@ -281,6 +281,6 @@ def test_what_pods_can_not_be_had_with_is_refused_by_name(
         harbor_plan(settings, str(tmp_path), TaskSelection.of([], None, None))
     assert refusal.value.field == field
     if not has_client:
-        project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
+        project = tomllib.loads((Path(__file__).parents[6] / "pyproject.toml").read_text())
         (wanted,) = project["project"]["optional-dependencies"]["kubernetes"]
         assert f"pip install '{wanted}'" in refusal.value.message

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import BadRequest, EngineFailed
-from tests.unit.worker.engines.test_vllm_salt import Bench, engine_module
+from tests.unit.worker.engines.vllm.test_vllm_salt import Bench, engine_module
 
 __all__ = ["engine_module"]
 

@@ -1,6 +1,6 @@
-"""A worker as a process whose engine says what `predict.py` says, with weights that are nothing but their version.
+"""A worker as a process whose engine says what `chaos/predict.py` says, with weights that are nothing but their version.
 
-python -m tests.chaos.engine --proxy ws://127.0.0.1:8000 --proxy ws://127.0.0.1:8001 --worker-id w0 --pace-s 0.005
+python -m tests.chaos.system.engine --proxy ws://127.0.0.1:8000 --proxy ws://127.0.0.1:8001 --worker-id w0 --pace-s 0.005
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def main() -> int:
     parser.add_argument("--drain-s", type=float, default=1.0)
     parser.add_argument("--journal", type=Path, help="file for what is sampled")
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
-    parser.add_argument("--mutant", default="-", help="one of `mutants.py`")
+    parser.add_argument("--mutant", default="-", help="one of `chaos/mutants.py`")
     args = parser.parse_args()
     WORKER_MUTANTS.get(args.mutant, lambda: None)()
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")

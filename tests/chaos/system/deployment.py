@@ -20,7 +20,7 @@ import aiohttp
 import psutil
 
 from tests.chaos.schedule import MODELS, OTHERS, REPLICAS, WORKERS
-from tests.chaos.stores import Store
+from tests.chaos.system.stores import Store
 from tests.support.machine.tcprelay import TcpRelay
 from tests.support.programs.ports import free_port
 from tests.support.programs.stack import ROOT
@@ -100,14 +100,14 @@ class Deployment:
     """`async with Deployment(folder) as deployment:`. Raises RuntimeError naming what does not come up.
 
     Args: watched: Redis is a primary and its replica, with Sentinels, and every write waits for the replica.
-        mutant: what is wrong with the replicas or the workers, by `mutants.py`.
+        mutant: what is wrong with the replicas or the workers, by `chaos/mutants.py`.
         patience_s: how long everybody waits: for streams to end on SIGTERM, for who is silent, for lost sockets. None: not
         long, so that faults have room; on a busy machine replicas then take slow workers for lost ones.
 
     Attributes:
         agents: a relay per replica. links: a relay per worker and replica, at `worker * REPLICAS + replica`.
         lines: to Redis, a relay per replica; if watched, one per server, as everybody finds it.
-        journals: what each worker has sampled (`journal.py`).
+        journals: what each worker has sampled (`chaos/journal.py`).
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Deployment:
         for number, port in enumerate(self.ports):
             args = [
                 "-m",
-                "tests.chaos.replica",
+                "tests.chaos.system.replica",
                 str(CLOCK_JUMP_S),
                 self._mutant,
                 "proxy",
@@ -180,7 +180,7 @@ class Deployment:
             links = self.links[number * REPLICAS : (number + 1) * REPLICAS]
             dial = [word for link in links for word in ("--proxy", f"ws://127.0.0.1:{link.port}")]
             journal = self.folder / f"w{number}.sampled"
-            args = ["-m", "tests.chaos.engine", "--worker-id", f"w{number}", "--journal", str(journal), *dial]
+            args = ["-m", "tests.chaos.system.engine", "--worker-id", f"w{number}", "--journal", str(journal), *dial]
             args += ["--model", MODELS[number >= WORKERS], "--mutant", self._mutant, *self._patience("--drain-s")]
             self.journals.append(journal)
             self.workers.append(Program(f"w{number}", args, self.folder / f"w{number}.log"))
