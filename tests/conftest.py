@@ -8,9 +8,8 @@ import os
 import ssl
 import sys
 import time
-from collections import Counter
 from collections.abc import Generator, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.machine import descriptors
 from tests.support.machine.redis_server import RedisServer
-from tests.support.plugins import hangs, second_tries, sections
+from tests.support.plugins import hangs, second_tries, seconds, sections
 from tests.support.programs import forked
 from tests.support.sources import SOURCES
 
@@ -39,11 +38,10 @@ descriptors.allow_many()
 # Every client that httpx makes would read the system's certificates again, 30 ms of processor time: at each poll of a test.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
-_seconds: Counter[str] = Counter()
-
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(second_tries)
+    config.pluginmanager.register(seconds)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,18 +76,6 @@ def pytest_timeout_set_timer(settings: Any) -> bool:
 def pytest_timeout_cancel_timer() -> bool:
     hangs.forget()
     return True
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _seconds["/".join(PurePosixPath(report.nodeid.partition("::")[0]).parts[:3])] += report.duration
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where the time goes. With xdist the reports of all its processes come to the one that prints this."""
-    terminalreporter.section("seconds per folder")
-    for folder, seconds in _seconds.most_common():
-        terminalreporter.write_line(f"{seconds:8.1f} {folder}")
-    terminalreporter.write_line(f"{_seconds.total():8.1f} in all")
 
 
 @pytest.fixture(autouse=True)
