@@ -15,6 +15,7 @@ import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ from steno_proxy.session_cache.note_writer import NoteWriter
 from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.store.interface import SessionStore
 from steno_proxy.store.memory.store import MemoryStore
-from steno_proxy.tracing.traces import open_traces
+from steno_proxy.tracing.traces import Traces, open_traces
 from steno_proxy.turns.service import TurnService
 from steno_proxy.workers.hub import Hub
 from steno_proxy.workers.relay_settings import RelaySettings
@@ -98,51 +99,18 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, capacity=capacity)
     traces = recorder.traces = open_traces(settings)
     turns = TurnService(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
+    services = Services(settings, keys, store, recorder, hub, policies, ports, capacity, pace)
     note_writer = NoteWriter(store)
     sweeper = Sweeper(store, recorder, settings, capacity, archiver)
     heap = HeapTrimmer()
-    bodies = BodyReader(
-        max_bytes=settings.max_body_bytes,
-        timeout_s=settings.body_timeout_s,
-        max_nodes=settings.max_request_nodes,
-        inflight=BodiesInFlight(settings.max_inflight_bytes, settings.trial_inflight_bytes, heap.freed),
-        pace=pace,
-    )
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        heap.fix_threshold()
-        opening = await begin(store, keys)
-        sweeping = sweeper.start()
-        keeper = asyncio.create_task(policies.run())
-        noting = asyncio.create_task(note_writer.run())
-        naming = asyncio.create_task(TokenTextsKeeper(store.token_texts, hub.channels).run())
-        rotating = asyncio.create_task(key_reloader.run()) if key_reloader else None
-        if traces is not None:
-            traces.start()
-        try:
-            yield
-        finally:
-            tasks = sweeping | {task for task in (keeper, noting, naming, rotating, opening) if task is not None}
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            heap.close()
-            await hub.close()
-            policies.close()
-            await recorder.close()
-            await note_writer.flush()
-            await store.close()
-            if traces is not None:
-                await asyncio.to_thread(traces.close)
-
+    beside = _BesideRequests(services, sweeper, note_writer, key_reloader, traces, heap)
     app = Application(
         settings.base_path,
         body_timeout_s=settings.body_timeout_s,
         max_spec_bytes=settings.max_body_bytes,
         title="Steno",
         version="0.1.0",
-        lifespan=lifespan,
+        lifespan=beside.lifespan,
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=openapi.operation_name,
@@ -150,29 +118,18 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     )
     app.state.hub = hub
     app.state.turns = turns
-    app.state.services = Services(settings, keys, store, recorder, hub, policies, ports, capacity, pace)
+    app.state.services = services
     app.state.key_reloader = key_reloader
     app.ports = ports
     app.origin_guard = OriginGuard.of(settings)
-    bounds: dict[str, Any] = {
-        "keepalive_s": settings.keepalive_s,
-        "bodies": bodies,
-        "rates": rates,
-        "note_writer": note_writer,
-    }
-    agents = generation.routes(turns, hub, keys, chat_reasoning=settings.chat_reasoning, **bounds)
-    token_bounds = {name: bounds[name] for name in ("bodies", "rates")}
-    app.router.routes += [*gemini.routes(hub, keys), *agents, *messages.routes(hub, keys, **token_bounds)]
-    app.router.routes += responses.routes(recorder, hub, keys, **token_bounds)
-    app.turns = generation.by_path(agents)
-    app.sockets = response_socket.by_path(turns, keys, app.state.services.stopping, **bounds)
-    app.actions = gemini.actions(turns, hub, keys, **bounds)
-    app.router.routes += _control_routes()
-    app.router.routes += [*HealthProbes(keys, app.version).routes(), *counting.routes(hub, keys, **token_bounds)]
-    app.add_exception_handler(StenoError, on_steno_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_surprise)
+    bodies = BodyReader(
+        max_bytes=settings.max_body_bytes,
+        timeout_s=settings.body_timeout_s,
+        max_nodes=settings.max_request_nodes,
+        inflight=BodiesInFlight(settings.max_inflight_bytes, settings.trial_inflight_bytes, heap.freed),
+        pace=pace,
+    )
+    _add_routes(app, services, turns, {"bodies": bodies, "rates": rates}, note_writer)
 
     @cache
     def document(agents_port: int) -> dict[str, Any]:
@@ -180,6 +137,66 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
 
     app.openapi = lambda: document(ports.agents if ports is not None else 0)  # type: ignore[method-assign]
     return app
+
+
+@dataclass(frozen=True)
+class _BesideRequests:
+    """What runs while the application does, whatever is asked of it."""
+
+    services: Services
+    sweeper: Sweeper
+    note_writer: NoteWriter
+    key_reloader: KeyReloader
+    traces: Traces | None
+    heap: HeapTrimmer
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        store, hub, policies = self.services.store, self.services.hub, self.services.policies
+        self.heap.fix_threshold()
+        opening = await begin(store, self.services.keys)
+        sweeping = self.sweeper.start()
+        keeper = asyncio.create_task(policies.run())
+        noting = asyncio.create_task(self.note_writer.run())
+        naming = asyncio.create_task(TokenTextsKeeper(store.token_texts, hub.channels).run())
+        rotating = asyncio.create_task(self.key_reloader.run()) if self.key_reloader else None
+        if self.traces is not None:
+            self.traces.start()
+        try:
+            yield
+        finally:
+            tasks = sweeping | {task for task in (keeper, noting, naming, rotating, opening) if task is not None}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            self.heap.close()
+            await hub.close()
+            policies.close()
+            await self.services.recorder.close()
+            await self.note_writer.flush()
+            await store.close()
+            if self.traces is not None:
+                await asyncio.to_thread(self.traces.close)
+
+
+def _add_routes(
+    app: Application, found: Services, turns: TurnService, bounds: dict[str, Any], note_writer: NoteWriter
+) -> None:
+    """Args: bounds: on bodies and rates, of every route of the agents."""
+    hub, keys = found.hub, found.keys
+    of_turns = {"keepalive_s": found.settings.keepalive_s, "note_writer": note_writer, **bounds}
+    agents = generation.routes(turns, hub, keys, chat_reasoning=found.settings.chat_reasoning, **of_turns)
+    app.router.routes += [*gemini.routes(hub, keys), *agents, *messages.routes(hub, keys, **bounds)]
+    app.router.routes += responses.routes(found.recorder, hub, keys, **bounds)
+    app.turns = generation.by_path(agents)
+    app.sockets = response_socket.by_path(turns, keys, found.stopping, **of_turns)
+    app.actions = gemini.actions(turns, hub, keys, **of_turns)
+    app.router.routes += _control_routes()
+    app.router.routes += [*HealthProbes(keys, app.version).routes(), *counting.routes(hub, keys, **bounds)]
+    app.add_exception_handler(StenoError, on_steno_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_surprise)
 
 
 @cache
