@@ -14,7 +14,7 @@ from steno.config.keys import ShownKey
 from steno.config.settings import PROXY_HELP, ProxyUrl, Settings, SettingsConfigDict, admin_key_here, proxy_here
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import TRIAL_ID, USUALLY_DIFFER, ForkOf, MayDiffer
-from steno.contracts.rest import RUN_KEY
+from steno.contracts.rest import MOST_TRIALS, RUN_KEY
 from steno_rollouts.tasks.selection import Filter
 
 IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
@@ -56,11 +56,12 @@ class RolloutSettings(Settings):
         default_factory=list,
         description="command, run once per trial; {field} is replaced by the task's field, which STENO_TASK_FIELD has too",
     )
-    group_size: int = Field(8, ge=1, le=4096, description="trials of each task, whose rewards are centred together")
+    group_size: int = Field(
+        8, ge=1, le=MOST_TRIALS, description="trials of each task, whose rewards are centred together"
+    )
     spare_trials: int = Field(
         0,
         ge=0,
-        le=2048,
         description="trials of a group beyond group_size: once that many have a reward, its other trials are ended",
     )
     epochs: int = Field(1, ge=1, description="times that each task is rolled out")
@@ -300,6 +301,11 @@ class RolloutSettings(Settings):
         if self.purpose == "eval" and self.spare_trials:
             raise ValueError(
                 "spare_trials can't be given with purpose 'eval': the trials that take longest would count less"
+            )
+        if self.trials_of_group > MOST_TRIALS:
+            raise ValueError(
+                f"spare_trials: got {self.spare_trials}, must be at most {MOST_TRIALS - self.group_size}: a group of "
+                f"{self.group_size} and its spare trials are {MOST_TRIALS} at most"
             )
         for name in ("image", "cpus", "memory_mb"):
             if self.runner == "local" and getattr(self, name) is not None:

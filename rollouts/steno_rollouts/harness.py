@@ -170,7 +170,6 @@ class Rollouts:
                     for observer in self._observers:
                         observer.group_started(group)
                     found = self._pool.add(plan, group)
-                    await self._pool.end_spare(identity)
                     break
             await self._held_back(looks, full)
             if self._first.stopped is not None:

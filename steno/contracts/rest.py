@@ -30,6 +30,8 @@ END = "end"
 """The cursor of the event that ends a session: after it there is none."""
 NewRunId = Annotated[str, Field(max_length=128), AfterValidator(_run_id)]
 """Of a run that comes to be with what is registered. It may contain `/`."""
+MOST_TRIALS = 4096
+"""Of one group."""
 RUN_KEY = "rk-steno-"
 """What the key of a run begins with."""
 
@@ -60,7 +62,7 @@ class GroupSpec(BaseModel):
         default_factory=dict,
         description="fields of the task that agents must not see, for whoever scores them anew; kept where keys are asked for",
     )
-    size: int = Field(ge=1, le=4096)
+    size: int = Field(ge=1, le=MOST_TRIALS)
     deadline_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="seconds after creation: then it is served as it is"
     )

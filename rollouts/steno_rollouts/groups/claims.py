@@ -12,7 +12,7 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import BadRequest, Gone, NotFound, StenoError
 from steno.contracts.rest import Trial
 from steno.contracts.runs.claims import CLAIM_S, Claim, ClaimRequest
-from steno_rollouts.outcome import EndReason, deleted, has_no_end
+from steno_rollouts.outcome import deleted, has_no_end
 from steno_rollouts.trials.containers.launcher import Launcher
 
 log = logging.getLogger(__name__)
@@ -98,12 +98,8 @@ class Claims:
         for trial_id, claim in zip(trial_ids, claims, strict=True):
             if not claim.granted and trial_id in self._held:
                 self.over(trial_id)
-                session = claim.trial.session
-                if has_no_end(session):
+                if has_no_end(claim.trial.session):
                     log.warning("trial %s: launcher %s has taken it over", trial_id, claim.launcher)
-                    lost(trial_id)
-                elif session.end_reason == EndReason.SPARE:
-                    log.info("trial %s: another launcher has ended it: it is not needed any more", trial_id)
                     lost(trial_id)
 
     async def _asked(self, group_id: str, trial: Trial, gone: list[str]) -> Claim | None:

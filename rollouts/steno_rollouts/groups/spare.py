@@ -1,51 +1,55 @@
-"""Spare trials: a group begins more trials than it needs, and does not wait for the slowest. Bookkeeping only: `TrialPool` ends
-what is not needed."""
+"""Spare trials: a group begins more trials than it needs, and does not wait for the slowest. Bookkeeping only: `TrialPool` does
+what is said here.
+
+Each launcher stops what it runs itself, as soon as it knows that enough trials of the group have a reward; and whoever claims a
+trial of such a group ends it unbegun. Nobody ends what another launcher runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
 
 from steno_rollouts.outcome import TrialResult
 
 
 class SpareTrials:
-    """Args: needed: trials of a group with a reward (or that await one, with their group); then the others are over. None: each
-    trial runs to its end."""
+    """Args: needed: trials of a group with a reward (or that await one, with their group); then its others are not needed. None:
+    each trial runs to its end."""
 
     def __init__(self, needed: int | None) -> None:
         self.needed = needed
         self._scored: dict[str, set[str]] = {}
-        self._open: dict[str, set[str]] = {}
-        self._ending: set[str] = set()
+        self._running: dict[str, dict[str, asyncio.Event]] = {}
 
-    def add(self, group_id: str, trial_ids: Iterable[str]) -> None:
-        """A group, and its trials that have not ended."""
-        if self.needed is not None and (left := set(trial_ids)):
-            self._open[group_id] = left
+    def begun(self, group_id: str, trial_id: str) -> asyncio.Event | None:
+        """A trial runs here. Returns: is set once it is not needed; None: it runs to its end."""
+        if self.needed is None:
+            return None
+        not_needed = self._running.setdefault(group_id, {}).setdefault(trial_id, asyncio.Event())
+        if self.enough(group_id):
+            not_needed.set()
+        return not_needed
+
+    def over(self, group_id: str, trial_id: str) -> None:
+        """It runs here no more."""
+        running = self._running.get(group_id, {})
+        running.pop(trial_id, None)
+        if not running:
+            self._running.pop(group_id, None)
 
     def ended(self, result: TrialResult) -> None:
-        if self.needed is None:
+        """A trial has ended, here or elsewhere. Those of its group that run here are told to stop, once enough have."""
+        if self.needed is None or (result.reward is None and not result.awaits_reward):
             return
-        if result.reward is not None or result.awaits_reward:
-            self._scored.setdefault(result.group_id, set()).add(result.trial_id)
-        left = self._open.get(result.group_id, set())
-        left.discard(result.trial_id)
-        if not left:
-            self._open.pop(result.group_id, None)
+        self._scored.setdefault(result.group_id, set()).add(result.trial_id)
+        if self.enough(result.group_id):
+            for not_needed in self._running.get(result.group_id, {}).values():
+                not_needed.set()
 
-    def not_needed(self, group_id: str) -> list[str]:
-        """The group's trials that have not ended, once enough have a reward; without those that are being ended."""
-        if self.needed is None or len(self._scored.get(group_id, ())) < self.needed:
-            return []
-        return [trial_id for trial_id in self._open.get(group_id, ()) if trial_id not in self._ending]
+    def enough(self, group_id: str) -> bool:
+        return self.needed is not None and len(self._scored.get(group_id, ())) >= self.needed
 
-    def groups(self) -> list[str]:
-        """Those with trials that have not ended."""
-        return list(self._open)
-
-    def ending(self, trial_id: str) -> None:
-        """It is ended as spare, from now on."""
-        self._ending.add(trial_id)
-
-    def is_ending(self, trial_id: str) -> bool:
-        return trial_id in self._ending
+    @property
+    def groups(self) -> set[str]:
+        """Those of which trials run here that may have to stop."""
+        return {group_id for group_id in self._running if not self.enough(group_id)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,13 +16,14 @@ from steno.client.client import AsyncSteno
 from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.records import Session
 from steno.contracts.rest import GroupTrials
+from steno_rollouts.calls.patience import AWAY
 from steno_rollouts.calls.posts import to_its_end
 from steno_rollouts.groups.claims import Claims
 from steno_rollouts.groups.first_turns import Begun, FirstTurns
 from steno_rollouts.groups.plan import GroupOptions, Observer, Planned
 from steno_rollouts.groups.scores import GroupScores
 from steno_rollouts.groups.spare import SpareTrials
-from steno_rollouts.outcome import EndReason, TrialResult, deleted, has_no_end, is_scored_later
+from steno_rollouts.outcome import EndReason, TrialResult, has_no_end, is_scored_later
 from steno_rollouts.trials.group_reward import GroupRewardFunction
 from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial, TrialRunner
@@ -90,7 +91,6 @@ class TrialPool:
             else:
                 found.append(assignment)
                 self._waiting[assignment.trial_id] = assignment
-        self._spare.add(group.group.group_id, (one.trial_id for one in found))
         return found
 
     async def begin(self, waiting: Assignment) -> asyncio.Task[None] | None:
@@ -98,11 +98,11 @@ class TrialPool:
         await self.places.acquire()
         trial = None
         try:
-            assignment = None if self._spare.is_ending(waiting.trial_id) else await self._claimed(waiting)
+            assignment = await self._claimed(waiting)
             if assignment is None:
                 return None
             begun = await self._first.begin()
-            if self._first.stopped is None and not self._spare.is_ending(waiting.trial_id):
+            if self._first.stopped is None:
                 trial = self._running.create_task(self._one(assignment, begun))
                 self._tasks[assignment.trial_id] = trial
                 trial.add_done_callback(partial(self._over, assignment.trial_id))
@@ -135,23 +135,6 @@ class TrialPool:
         for trial_id in list(self._others):
             if trial_id in self._others and not self.places.locked():
                 await self.begin(self._others.pop(trial_id))
-
-    async def end_spare(self, group_id: str) -> None:
-        """End the trials of a group that are not needed any more, also those of other launchers."""
-        stopped = []
-        for trial_id in self._spare.not_needed(group_id):
-            if (task := self._tasks.get(trial_id)) is not None:
-                self._spare.ending(trial_id)
-                task.cancel()
-                stopped.append(task)
-            if (assignment := self._waiting.pop(trial_id, None) or self._others.pop(trial_id, None)) is not None:
-                self._spare.ending(trial_id)
-                try:
-                    self.ended(await self._runner.abandon(assignment, EndReason.SPARE))
-                except ClaimLost:  # taken over just now, and told of as it ends there
-                    self._others[trial_id] = assignment
-        if stopped:
-            await asyncio.wait(stopped)
 
     async def settle_failed(self) -> bool:
         """No trial can be begun now. If none runs either, nobody tells whose fault it was that others failed before their first
@@ -205,19 +188,20 @@ class TrialPool:
 
     async def _claimed(self, waiting: Assignment) -> Assignment | None:
         """A trial that is these rollouts' to run. One with a turn on record is not: whoever ran it is gone, and it is ended. Nor
-        is one whose group is past its deadline."""
+        is one whose group is past its deadline, or does not need it."""
         assignment, trial_id, late = waiting, waiting.trial_id, False
         if self._claims is not None:
-            taken = await self._claims.take(waiting.trial.session.group_id or "", waiting.trial)
-            if self._spare.is_ending(trial_id):
-                return None
+            if self._spare.needed is not None:
+                await self._look_at_ended({waiting.group_id})
+            taken = await self._claims.take(waiting.group_id, waiting.trial)
             assignment, late = replace(waiting, trial=taken.trial, claim=taken.epoch), taken.past_deadline
             if not taken.mine and self._has_no_end(taken.trial.session):
                 self._others[trial_id] = assignment
                 self._waiting.pop(trial_id, None)
                 return None
         session = assignment.trial.session
-        if session.status == "open" and not session.counts.turns and not late:
+        spare = session.status == "open" and self._spare.enough(assignment.group_id)
+        if session.status == "open" and not session.counts.turns and not late and not spare:
             self._waiting[trial_id] = assignment
             return assignment
         self._waiting.pop(trial_id, None)
@@ -225,8 +209,10 @@ class TrialPool:
             self.ended(assignment.recorded())
             return None
         try:
-            reason = EndReason.INTERRUPTED if session.counts.turns else EndReason.DEADLINE
-            self.ended(await self._runner.abandon(assignment, reason))
+            unbegun = EndReason.SPARE if spare else EndReason.DEADLINE
+            self.ended(
+                await self._runner.abandon(assignment, EndReason.INTERRUPTED if session.counts.turns else unbegun)
+            )
         except ClaimLost:
             self._others[trial_id] = assignment
         return None
@@ -245,39 +231,42 @@ class TrialPool:
         """With another key, of which what may still run of a lost attempt knows nothing. Raises: ClaimLost."""
         if self._claims is None:
             return assignment
-        taken = await self._claims.anew(assignment.trial.session.group_id or "", assignment.trial)
+        taken = await self._claims.anew(assignment.group_id, assignment.trial)
         if not taken.mine and self._has_no_end(taken.trial.session):
             raise ClaimLost(f"trial {assignment.trial_id}: another launcher has taken it over")
         return replace(assignment, trial=taken.trial, claim=taken.epoch)
 
     async def _one(self, assignment: Assignment, begun: Begun) -> None:
         if await self._played(assignment, begun):
-            group_id = assignment.trial.session.group_id or ""
-            await self.end_spare(group_id)
-            await self._scores.score(group_id)
+            await self._scores.score(assignment.group_id)
 
     async def _look_at_groups(self) -> None:
-        """Groups are scored of which the last trial did not end here, or was given up; and what is not needed any more is ended,
-        where the trials that make it so ended elsewhere."""
+        """Groups are scored of which the last trial did not end here, or was given up; and trials are told to stop that are not
+        needed any more since others have ended elsewhere."""
         while True:
             await asyncio.sleep(OTHERS_S)
-            for group_id in self._spare.groups():
-                await self._look_at_ended(group_id)
-                await self.end_spare(group_id)
+            with contextlib.suppress(*AWAY):  # it is looked at again
+                await self._look_at_ended(self._spare.groups)
             self._scores.look(self._running, self._numbers)
 
-    async def _look_at_ended(self, group_id: str) -> None:
-        """Of other launchers' trials of a group those that have ended are told of."""
-        for trial_id, assignment in list(self._others.items()):
-            if assignment.trial.session.group_id != group_id:
+    async def _look_at_ended(self, group_ids: Collection[str]) -> None:
+        """Trials of these groups that other launchers have run to their end are counted. Of one that waits for a place here it is
+        told as its turn comes."""
+        for trial_id, assignment in [*self._others.items(), *self._waiting.items()]:
+            if assignment.group_id not in group_ids:
                 continue
             try:
                 session = await self._client.session(trial_id)
             except (Gone, NotFound):
-                session = deleted(assignment.trial.session)
-            if not self._has_no_end(session) and self._others.pop(trial_id, None) is not None:
-                trial = assignment.trial.model_copy(update={"session": session})
-                self.ended(replace(assignment, trial=trial).recorded())
+                continue
+            if self._has_no_end(session):
+                continue
+            trial = assignment.trial.model_copy(update={"session": session})
+            result = replace(assignment, trial=trial).recorded()
+            if self._others.pop(trial_id, None) is not None:
+                self.ended(result)
+            else:
+                self._spare.ended(result)
 
     async def _played(self, assignment: Assignment, begun: Begun) -> bool:
         """Whether its end was these rollouts' to tell."""
@@ -289,9 +278,8 @@ class TrialPool:
         looking = asyncio.create_task(self._until_first_turn(trial_id, begun)) if begun.alone else None
         try:
             hold = bool(self._options.stop_after_failures)
-            failed = await self._runner.run(
-                assignment, self.ended, hold=hold, anew=self._anew, is_spare=lambda: self._spare.is_ending(trial_id)
-            )
+            not_needed = self._spare.begun(assignment.group_id, trial_id)
+            failed = await self._runner.run(assignment, self.ended, hold=hold, anew=self._anew, not_needed=not_needed)
             if failed is None:
                 await self.give_up(self._first.reached(begun.number))
             else:
@@ -302,6 +290,7 @@ class TrialPool:
             return False
         finally:
             del self._numbers[trial_id]
+            self._spare.over(assignment.group_id, trial_id)
             if looking is not None:
                 looking.cancel()
                 await asyncio.wait({looking})

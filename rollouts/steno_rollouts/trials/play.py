@@ -40,6 +40,10 @@ class Assignment:
     def trial_id(self) -> str:
         return self.trial.session.trial_id
 
+    @property
+    def group_id(self) -> str:
+        return self.trial.session.group_id or ""
+
     def recorded(self) -> TrialResult:
         """As it was on record when it was looked at: it had ended."""
         return recorded_result(self.trial.session, task_id=self.task.task_id, round_name=self.round, earlier=True)

@@ -82,15 +82,14 @@ class TrialRunner:
         *,
         hold: bool = False,
         anew: Callable[[Assignment], Awaitable[Assignment]] | None = None,
-        is_spare: Callable[[], bool] = lambda: False,
+        not_needed: asyncio.Event | None = None,
     ) -> FailedTrial | None:
-        """Run a trial to its end and post it; `report` is called once. Cancelled: the trial is ended and posted as `cancelled` or
-        `spare`.
+        """Run a trial to its end and post it; `report` is called once. Cancelled: the trial is ended and posted as `cancelled`.
 
         Args:
             hold: one that failed before its first turn is neither posted nor reported, but returned; `give_up` does both.
             anew: shuts out an attempt that is lost, and may still run, before there is another; None: nothing can.
-            is_spare: whether it is cancelled because it is not needed any more.
+            not_needed: once it is set, what runs of the trial is ended, and it is posted as `spare`.
         Raises: ClaimLost; StenoError: the proxy could not be reached, or refuses.
         """
         began = self._clock()
@@ -100,7 +99,7 @@ class TrialRunner:
             while True:
                 attempts += 1
                 try:
-                    ended, verdict = await self._player.play(assignment, folder)
+                    ended, verdict = await self._play(assignment, folder, not_needed)
                 except OSError as error:  # a full disk, say: others may go on
                     ended = Exit(None, error=str(error))
                     verdict = CommandOutcome(EndReason.START_FAILED, detail=str(error))
@@ -120,13 +119,30 @@ class TrialRunner:
         except (Gone, NotFound) as error:  # it was deleted meanwhile, as its end will show
             verdict = CommandOutcome(EndReason.CANCELLED, detail=error.message)
         except asyncio.CancelledError:
-            spare = is_spare()
-            outcome = CommandOutcome(EndReason.SPARE if spare else EndReason.CANCELLED)
-            closing = self._close(assignment, outcome, began, attempts, ended, folder)
-            await to_its_end(_told(report, closing), stopping=not spare)
+            closing = self._close(assignment, CommandOutcome(EndReason.CANCELLED), began, attempts, ended, folder)
+            await to_its_end(_told(report, closing), stopping=True)
             raise
         await to_its_end(_told(report, self._close(assignment, verdict, began, attempts, ended, folder)))
         return None
+
+    async def _play(
+        self, assignment: Assignment, folder: Path, not_needed: asyncio.Event | None
+    ) -> tuple[Exit, CommandOutcome]:
+        if not_needed is None:
+            return await self._player.play(assignment, folder)
+        playing = asyncio.create_task(self._player.play(assignment, folder))
+        told = asyncio.create_task(not_needed.wait())
+        try:
+            await asyncio.wait({playing, told}, return_when=asyncio.FIRST_COMPLETED)
+            if playing.done():
+                return playing.result()
+            return Exit(None), CommandOutcome(EndReason.SPARE)
+        finally:
+            told.cancel()
+            playing.cancel()
+            await asyncio.wait({playing, told})
+            if not playing.cancelled():
+                playing.exception()  # seen: what it brings now is not asked for
 
     async def give_up(self, failed: FailedTrial) -> TrialResult:
         """Post what failed before its first turn."""

@@ -100,25 +100,49 @@ async def test_a_later_start_does_not_run_what_is_not_needed(stack: Stack, tmp_p
     assert second.started == [] and ends(results)["3 aborted spare"] == 1 and len(results) == 4
 
 
-async def test_those_of_another_launcher_are_ended_too(stack: Stack, tmp_path: Path, sessions: Sessions) -> None:
-    """It stops what runs of them, and neither launcher counts one twice."""
+async def test_each_launcher_stops_what_it_runs_itself(stack: Stack, tmp_path: Path, sessions: Sessions) -> None:
+    """In one folder, whose trials nobody else clears. It learns of the other's trials while all its own places are taken, and
+    each trial is told of once by both."""
     stands = Slow(slow="01"), Slow()
+    found = prepared(stack, tmp_path, "shared-spare", spare_trials=2, in_flight=2)
     rows = []
     async with asyncio.timeout(60):
         for name, stand in zip(("one", "two"), stands, strict=True):
-            found = prepared(stack, tmp_path, "shared-spare", spare_trials=2, in_flight=2, work_dir=tmp_path / name)
             rows.append(asyncio.create_task(_as(name, found, stand)))
             await until(lambda stand=stand: len(stand.started) == 2)  # type: ignore[misc]
         results = [await one for one in rows]
     kinds = {"0 aborted spare": 1, "1 aborted spare": 1, "2 completed completed": 1, "3 completed completed": 1}
     assert [ends(found) for found in results] == [kinds, kinds] and ends(sessions("shared-spare")) == kinds
     assert sorted(stands[0].stopped) == sorted(stands[0].started) and stands[1].stopped == []
+    assert not set(stands[1].cleared) & set(stands[0].started)
 
 
 async def _as(name: str, found: Any, stand: Stand) -> list[Any]:
     async with found.client() as client:
         claims = Claims(client, Launcher(f"{name}-host", 1, "1"), ttl_s=3.0)
         return await found.rollouts(client, executor=stand, claims=claims).run(epochs(found.tasks, 1))
+
+
+async def test_one_that_posts_its_end_is_not_stopped(stack: Stack, tmp_path: Path) -> None:
+    """Both end at once: the group has one trial more than it needs."""
+    found = prepared(stack, tmp_path, "at-once", spare_trials=1, in_flight=3)
+    async with asyncio.timeout(60):
+        results = await rolled(found, Slow(gate=asyncio.Barrier(3)))
+    assert Counter(one.end_reason for one in results)["completed"] >= 2 and len(results) == 3
+    assert all((one.end_reason == "completed") == (one.reward == 1.0) for one in results)
+
+
+async def test_ctrl_c_ends_what_runs_as_cancelled(stack: Stack, tmp_path: Path, sessions: Sessions) -> None:
+    """As without spare trials: each is ended and told of, and no agent is left."""
+    stand = Slow(slow="012")
+    running = asyncio.create_task(
+        rolled(prepared(stack, tmp_path, "stopped-spare", spare_trials=1, in_flight=3), stand)
+    )
+    await until(lambda: len(stand.started) == 3)
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled() and len(stand.stopped) == 3
+    assert [one.end_reason for one in sessions("stopped-spare")] == ["cancelled"] * 3
 
 
 async def test_a_group_that_is_scored_together_is_scored_without_its_slowest(

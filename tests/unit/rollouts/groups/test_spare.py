@@ -14,35 +14,35 @@ def ended(trial: str, reward: float | None, *, awaits: bool = False) -> TrialRes
     return TrialResult("r", "g", trial, "t", "0", "completed", "completed", reward, awaits_reward=awaits)
 
 
-def test_the_rest_is_not_needed_once_enough_have_a_reward_or_await_it() -> None:
+def test_what_runs_is_told_to_stop_once_enough_have_a_reward_or_await_it() -> None:
     spare = SpareTrials(2)
-    spare.add("g", ["a", "b", "c", "d", "e"])
+    running = [spare.begun("g", trial) for trial in "abcd"]
+    other = spare.begun("h", "e")
     spare.ended(ended("a", None))
+    spare.over("g", "a")
     spare.ended(ended("b", 0.0))
-    assert spare.not_needed("g") == []
-    spare.ended(ended("c", None, awaits=True))
-    assert sorted(spare.not_needed("g")) == ["d", "e"] and spare.groups() == ["g"]
-    spare.ending("d")
-    assert spare.not_needed("g") == ["e"] and spare.is_ending("d") and not spare.is_ending("e")
-    for trial in ("d", "e"):
-        spare.ended(ended(trial, None))
-    assert spare.groups() == [] and spare.not_needed("g") == []
+    spare.over("g", "b")
+    assert not spare.enough("g") and spare.groups == {"g", "h"}
+    spare.ended(ended("elsewhere", None, awaits=True))
+    assert spare.enough("g") and spare.groups == {"h"}
+    assert [one is not None and one.is_set() for one in [*running, other]] == [False, False, True, True, False]
+    late = spare.begun("g", "z")
+    assert late is not None and late.is_set()
 
 
 def test_a_trial_that_is_told_of_again_counts_once() -> None:
     """It awaited its reward, and has it now."""
     spare = SpareTrials(2)
-    spare.add("g", ["a", "b", "c"])
     spare.ended(ended("a", None, awaits=True))
     spare.ended(ended("a", 1.0))
-    assert spare.not_needed("g") == []
+    assert not spare.enough("g")
 
 
 def test_without_spare_trials_each_runs_to_its_end() -> None:
     spare = SpareTrials(None)
-    spare.add("g", ["a", "b"])
-    spare.ended(ended("a", 1.0))
-    assert spare.not_needed("g") == [] and spare.groups() == []
+    assert spare.begun("g", "a") is None
+    spare.ended(ended("b", 1.0))
+    assert not spare.enough("g") and spare.groups == set()
 
 
 def test_a_spare_trial_has_not_failed() -> None:
@@ -55,3 +55,8 @@ def test_evaluations_have_none() -> None:
         RolloutSettings(tasks=".", command=["agent"], purpose="eval", spare_trials=1)  # type: ignore[arg-type]
     given = RolloutSettings(tasks=".", command=["agent"], group_size=8, spare_trials=2)  # type: ignore[arg-type]
     assert given.trials_of_group == 10
+
+
+def test_a_group_and_its_spare_trials_are_no_more_than_a_group_may_have() -> None:
+    with pytest.raises(ValidationError, match="spare_trials: got 97, must be at most 96"):
+        RolloutSettings(tasks=".", command=["agent"], group_size=4000, spare_trials=97)  # type: ignore[arg-type]
