@@ -53,8 +53,8 @@ LATE_TOKENS = Counter(
 )
 CHANNELS = Counter(
     "steno_proxy_worker_channels_total",
-    "Channels of workers, by what became of them: `new`, `resumed` after a lost socket, `lost` (their turns go on elsewhere), "
-    "`refused` (a wrong key, a taken name: the log says which), `protocol_error`",
+    "What happened to channels of workers: `new`, `resumed` after a lost socket, `lost` (their turns go on elsewhere), `refused` "
+    "(a wrong key, a taken name: the log says which); `protocol_error`: the worker broke the protocol, and was refused or lost",
     ["how"],
 )
 RECOGNISED = Counter(

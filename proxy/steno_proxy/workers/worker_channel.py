@@ -253,6 +253,7 @@ class WorkerChannel:
 
     def lose(self, error: StenoError) -> None:
         """The channel is over: every stream ends in this error."""
+        self._counts.channels["lost"] += 1
         self._disarm()
         for stream in list(self.streams.values()):
             stream.fail(error)
@@ -300,7 +301,6 @@ class WorkerChannel:
     def _handle(self, event: Frame | Event) -> None:
         if isinstance(event, ChannelLost):
             logger.warning("worker %s is lost: %s (%s)", self.id, event.code, event.reason)
-            self._counts.channels["lost"] += 1
             if event.code == PROTOCOL_ERROR:
                 self._blame(event.reason)
             self.lose(WorkerLost(f"the worker went away: {event.reason or event.code}"))
