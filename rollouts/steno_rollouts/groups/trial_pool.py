@@ -191,8 +191,6 @@ class TrialPool:
         is one whose group is past its deadline, or does not need it."""
         assignment, trial_id, late = waiting, waiting.trial_id, False
         if self._claims is not None:
-            if self._spare.needed is not None:
-                await self._look_at_ended({waiting.group_id})
             taken = await self._claims.take(waiting.group_id, waiting.trial)
             assignment, late = replace(waiting, trial=taken.trial, claim=taken.epoch), taken.past_deadline
             if not taken.mine and self._has_no_end(taken.trial.session):

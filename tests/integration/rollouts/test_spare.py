@@ -37,8 +37,8 @@ class Slow(Stand):
         if job.trial_id[-1] not in self.slow:
             return await super().run(job)
         self.started.append(job.trial_id)
-        await self.ask(job)
         try:
+            await self.ask(job)
             await asyncio.Event().wait()
         finally:
             self.stopped.append(job.trial_id)
