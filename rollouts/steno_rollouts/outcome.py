@@ -142,6 +142,7 @@ def recorded_result(session: Session, *, task_id: str, round_name: str, earlier:
         reward=session.reward if session.status == "completed" else None,
         metrics=dict(session.metrics),
         turns=session.counts.turns,
+        wall_s=round(session.metrics.get(WALL_S, 0.0), 3),
         completion_tokens=session.counts.completion_tokens,
         earlier=earlier,
         awaits_reward=session.awaits_reward,

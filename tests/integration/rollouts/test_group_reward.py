@@ -221,6 +221,7 @@ async def test_rollouts_that_end_before_a_group_is_scored_leave_that_to_the_next
     assert again.started == [] and len(told(folder)) == 2 and told(folder)[0] == told(folder)[1]
     assert {one.trial_id: one.reward for one in results} == {one.trial_id: one.reward for one in sessions("later")}
     assert sorted(one.reward for one in sessions("later")) == [0.0, 1.0]
+    assert all(one.wall_s == round(one.metrics["rollout/wall_s"], 3) > 0 for one in results), "as it is on record"
 
 
 async def test_without_a_name_nobody_goes_on_with_a_run_so_that_its_groups_wait_for_nothing(
