@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,11 @@ def looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A function that is held when the test is over goes on in its thread until it is let go."""
     (tmp_path / "score.py").write_text(SCORES)
-    return tmp_path
+    yield tmp_path
+    (tmp_path / "hold").unlink(missing_ok=True)
 
 
 def told(folder: Path) -> list[list[list[Any]]]:

@@ -134,7 +134,7 @@ if "collected" in sys.argv:
 command = [sys.executable, "-m", "steno", "proxy", "--host", "127.0.0.1", "--port", "0"]
 with open("log-" + sys.argv[-1], "wb") as out:
     child = forked.start(command, os.environ, forked.ROOT, out)
-    print(psutil.Process(child.pid).ppid(), flush=True)
+    os.write(1, f"{psutil.Process(child.pid).ppid()}\\n".encode())  # at once: others write there, too
     child.kill()
     child.wait()
 """
