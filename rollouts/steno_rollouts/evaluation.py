@@ -127,9 +127,15 @@ class Evaluator:
 
 
 def greedy(prepared: Prepared) -> Prepared:
-    """The same as an evaluation: purpose `eval`, no staleness bound, greedy sampling where none was chosen. Trials that fail
-    before their first turn are unscored, and stop nothing: a training run goes on without one of its numbers."""
+    """The same as an evaluation: purpose `eval`, no staleness bound, no spare trials, greedy sampling where none was chosen.
+    Trials that fail before their first turn are unscored, and stop nothing: a training run goes on without one of its numbers."""
     settings = prepared.settings
     sampling = settings.sampling or GREEDY
-    update = {"purpose": "eval", "groups_per_step": None, "sampling": sampling, "stop_after_failures": 0}
+    update = {
+        "purpose": "eval",
+        "groups_per_step": None,
+        "sampling": sampling,
+        "stop_after_failures": 0,
+        "spare_trials": 0,
+    }
     return replace(prepared, settings=settings.model_copy(update=update))

@@ -147,6 +147,9 @@ class Attempt:
             except (OSError, *OF_A_NODE, *AWAY) as error:  # a full disk, say: as the runner has it of this machine's
                 said = f"node {self._address}: {error}"
                 ended, outcome = Exit(None, error=said), CommandOutcome(EndReason.START_FAILED, detail=said)
+            except asyncio.CancelledError:
+                await asyncio.to_thread(workdir.dispose, self._folder, settings.keeps == "all")
+                raise
         stdout, stderr = (last_part(self._folder / f"{name}.log", most) for name in ("stdout", "stderr"))
         failed = outcome.failed(scored_together=settings.group_reward is not None)
         keep = settings.keeps == "all" or (settings.keeps == "failed" and failed)

@@ -159,9 +159,9 @@ def results(
         if not file.exists():
             raise ConfigError(f"results: {file}: no such file", field="files")
         trials = ended_trials(file)
-        if not trials:
-            raise ConfigError(f"results: {file} has no trials", field="files")
         found.append(by_task(trials.values()))
+        if not found[-1]:
+            raise ConfigError(f"results: {file} has no trials", field="files")
         largest = max(len(task.rewards) for task in found[-1])
         if len(files) == 2:
             console().print(Text(str(file), style="bold"))

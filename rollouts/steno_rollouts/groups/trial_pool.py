@@ -202,17 +202,19 @@ class TrialPool:
         if session.status == "open" and not session.counts.turns and not late and not spare:
             self._waiting[trial_id] = assignment
             return assignment
-        self._waiting.pop(trial_id, None)
         if not self._has_no_end(session):
+            self._waiting.pop(trial_id, None)
             self.ended(assignment.recorded())
             return None
+        self._waiting[trial_id] = assignment  # until it has its end: who is cancelled meanwhile ends what waits
+        unbegun = EndReason.SPARE if spare else EndReason.DEADLINE
         try:
-            unbegun = EndReason.SPARE if spare else EndReason.DEADLINE
-            self.ended(
-                await self._runner.abandon(assignment, EndReason.INTERRUPTED if session.counts.turns else unbegun)
-            )
+            result = await self._runner.abandon(assignment, EndReason.INTERRUPTED if session.counts.turns else unbegun)
         except ClaimLost:
             self._others[trial_id] = assignment
+        else:
+            self.ended(result)
+        del self._waiting[trial_id]
         return None
 
     def _has_no_end(self, session: Session) -> bool:
@@ -274,10 +276,19 @@ class TrialPool:
             observer.trial_started(trial_id)
         self._numbers[trial_id] = begun.number
         looking = asyncio.create_task(self._until_first_turn(trial_id, begun)) if begun.alone else None
+        unproven = False
+
+        def report(result: TrialResult) -> None:
+            nonlocal unproven
+            unproven = result.end_reason == EndReason.SPARE and not result.turns
+            self.ended(result)
+
         try:
             hold = bool(self._options.stop_after_failures)
             not_needed = self._spare.begun(assignment.group_id, trial_id)
-            failed = await self._runner.run(assignment, self.ended, hold=hold, anew=self._anew, not_needed=not_needed)
+            failed = await self._runner.run(assignment, report, hold=hold, anew=self._anew, not_needed=not_needed)
+            if unproven:
+                return True
             if failed is None:
                 await self.give_up(self._first.reached(begun.number))
             else:

@@ -89,6 +89,7 @@ class ProgressPrinter:
     ) -> None:
         self.stats = Stats(trials, all_groups=groups)
         self._groups: set[str] = set()
+        self._running: set[str] = set()
         self._failed_early: set[str] = set()
         self._awaiting: set[str] = set()
         self._held_at: float | None = None
@@ -137,10 +138,15 @@ class ProgressPrinter:
         self.stats.groups = len(self._groups)
 
     def trial_started(self, trial_id: str) -> None:
-        self.stats.running += 1
+        self._runs(trial_id)
+
+    def _runs(self, trial_id: str, runs: bool = True) -> None:
+        """runs: False: it has ended, or another launcher has it."""
+        (self._running.add if runs else self._running.discard)(trial_id)
+        self.stats.running = len(self._running)
 
     def trial_failed(self, failed: FailedTrial) -> None:
-        self.stats.running -= 1
+        self._runs(failed.trial_id, False)
         self._failed_early.add(failed.trial_id)
         self.stats.failed_early = len(self._failed_early)
         self._failure(failed.trial_id, f"failed before its first turn: {failed.verdict.detail}", str(failed.folder))
@@ -154,14 +160,15 @@ class ProgressPrinter:
         self.stats.held_why = why
 
     def trial_waits(self, result: TrialResult) -> None:
+        self._runs(result.trial_id, False)
         if result.attempts and not result.earlier and result.trial_id not in self._failed_early:
-            self.stats.running -= 1
             self._awaiting.add(result.trial_id)
             self.stats.awaiting = len(self._awaiting)
 
     def trial_ended(self, result: TrialResult) -> None:
         stats = self.stats
         stats.done += 1
+        self._runs(result.trial_id, False)
         self._count_group(result.group_id)
         if result.reward is not None:
             stats.rewards.append(result.reward)
@@ -180,8 +187,6 @@ class ProgressPrinter:
         if result.trial_id in self._awaiting:
             self._awaiting.discard(result.trial_id)
             stats.awaiting = len(self._awaiting)
-        elif result.attempts:
-            stats.running -= 1
         if result.failed and result.end_reason != EndReason.CANCELLED:
             self._failure(result.trial_id, f"{result.end_reason} {result.detail}", result.folder)
 

@@ -71,7 +71,7 @@ class Executor(Protocol):
         Args: inherited: the environment of these rollouts.
         Returns: the working folder on this machine, and the environment of the command. Raises: CannotStart.
         """
-        work, task_file = await asyncio.to_thread(workdir.prepare, folder, task)
+        work, task_file = await workdir.written(workdir.prepare, folder, task)
         return work, environment(inherited, trial, task, work, task_file)
 
     async def run(self, job: TrialJob) -> Exit:

@@ -110,6 +110,9 @@ class TrialRunner:
                 if session.counts.turns or session.status != "open":
                     break
                 if attempts > self._options.retries:
+                    if not_needed is not None and not_needed.is_set():
+                        verdict = CommandOutcome(EndReason.SPARE)
+                        break
                     return FailedTrial(assignment, verdict, began, attempts, ended, folder)
                 if verdict.reason is EndReason.INTERRUPTED and anew is not None:
                     assignment = await anew(assignment)
@@ -128,21 +131,34 @@ class TrialRunner:
     async def _play(
         self, assignment: Assignment, folder: Path, not_needed: asyncio.Event | None
     ) -> tuple[Exit, CommandOutcome]:
+        """One attempt. It has ended when this does, however often this is cancelled meanwhile; the second time, it is given no
+        more time for that."""
         if not_needed is None:
             return await self._player.play(assignment, folder)
+        spare = Exit(None), CommandOutcome(EndReason.SPARE)
+        if not_needed.is_set():
+            return spare
         playing = asyncio.create_task(self._player.play(assignment, folder))
         told = asyncio.create_task(not_needed.wait())
-        try:
-            await asyncio.wait({playing, told}, return_when=asyncio.FIRST_COMPLETED)
-            if playing.done():
-                return playing.result()
-            return Exit(None), CommandOutcome(EndReason.SPARE)
-        finally:
-            told.cancel()
-            playing.cancel()
-            await asyncio.wait({playing, told})
-            if not playing.cancelled():
-                playing.exception()  # seen: what it brings now is not asked for
+        stopped, cancelled = False, None
+        while not playing.done():
+            try:
+                await asyncio.wait({playing} if told.done() else {playing, told}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                if cancelled or not stopped:
+                    playing.cancel()
+                cancelled = error
+            if told.done() and not (stopped or cancelled or playing.done()):
+                playing.cancel()
+                stopped = True
+        told.cancel()
+        if not cancelled and not stopped:
+            return playing.result()
+        if not playing.cancelled():
+            playing.exception()  # seen: what it brings now is not asked for
+        if cancelled:
+            raise cancelled
+        return spare
 
     async def give_up(self, failed: FailedTrial) -> TrialResult:
         """Post what failed before its first turn."""

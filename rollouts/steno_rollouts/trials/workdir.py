@@ -4,11 +4,12 @@
     <root>/<trial_id>/task.json   STENO_TASK_FILE
     <root>/<trial_id>/stdout.log, stderr.log
 
-Blocking: called in threads.
+Blocking: called in threads; what writes into the folder by `written`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -16,12 +17,28 @@ import logging
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from steno_rollouts.tasks.task import ENVIRONMENT, WITHHELD, Task
 from steno_rollouts.trials.reward import REWARD_JSON, REWARD_TEXT
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+async def written(write: Callable[..., T], *args: Any, **more: Any) -> T:
+    """In a thread, to its end, also where this is cancelled: else it would go on writing into a folder that is being removed."""
+    writing = asyncio.ensure_future(asyncio.to_thread(write, *args, **more))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({writing})
+        writing.exception()  # seen
+        raise
 
 
 def prepare(folder: Path, task: Task, *, environment: bool = True) -> tuple[Path, Path]:

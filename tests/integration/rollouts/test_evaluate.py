@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from steno.models import TINY
+from steno_rollouts.outcome import TrialResult
 
 AGENT = """
 import json, os, urllib.request
@@ -63,6 +64,8 @@ def test_a_checkpoint_is_served_rolled_out_and_counted(tmp_path: Path) -> None:
 
 def test_what_can_not_be_evaluated_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"task_id": "a", "instruction": "x"}\n')
+    spare = TrialResult("run", "g", "g.0", "a", "0", "aborted", "spare")
+    (tmp_path / "spare.jsonl").write_text(json.dumps(spare.row()) + "\n")
     for words, said in (
         (["evaluate", "--tasks", "tasks.jsonl", "--engine-args=--x", "--", "true"], "need --model"),
         (
@@ -70,6 +73,7 @@ def test_what_can_not_be_evaluated_is_said_before_anything_starts(tmp_path: Path
             "proxy and model",
         ),
         (["results", "none.jsonl"], "none.jsonl: no such file"),
+        (["results", "spare.jsonl"], "spare.jsonl has no trials"),
     ):
         done = steno(*words, cwd=tmp_path)
         assert (done.returncode, said in done.stderr) == (2, True), (words, done.stderr)

@@ -269,7 +269,8 @@ async def test_a_task_that_has_changed_is_a_conflict_and_what_ran_is_ended(
 async def test_an_evaluation_is_greedy_never_trained_and_its_own_for_each_version(
     stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
 ) -> None:
-    found = greedy(prepared(stack, tmp_path, "evaluated", tasks=2, groups_per_step=1))
+    found = greedy(prepared(stack, tmp_path, "evaluated", tasks=2, groups_per_step=1, spare_trials=2))
+    assert found.settings.trials_of_group == found.settings.group_size
     async with found.client() as steno:
         stand = Stand(reward="0.5")
         evaluator = Evaluator(found.rollouts(steno, executor=stand), found.tasks, every_steps=10)

@@ -106,7 +106,7 @@ class ContainerExecutor(Executor):
             raise CannotStart(
                 f"WORKDIR of the image: got {image.workdir}, must not be one of {others}, which Steno uses"
             )
-        work, task_file = await asyncio.to_thread(workdir.prepare, folder, task, environment=sandbox.image is not None)
+        work, task_file = await workdir.written(workdir.prepare, folder, task, environment=sandbox.image is not None)
         if image.brings:
             await self._copy_out(image, folder.name, work)
         await asyncio.to_thread(self._give, work, task_file)

@@ -92,7 +92,7 @@ class HarborExecutor(Executor):
         left = self._left.pop(trial_id, None)
         if left is not None and trial.api_key is None:
             raise CannotStart(f"pod {left} can't be ended, and on a proxy without keys it may go on with this trial")
-        work = await asyncio.to_thread(workdir.begin, folder)
+        work = await workdir.written(workdir.begin, folder)
         self._addresses[trial_id] = Addresses(trial.urls, trial.api_key or NO_KEY)
         self._steps.pop(trial_id, None)
         if STEPS in task.fields and self._begin_step is not None:
@@ -130,7 +130,7 @@ class HarborExecutor(Executor):
         try:
             if self._fleet is not None:
                 await self._fleet.begun()
-            work = await asyncio.to_thread(workdir.begin, folder)
+            work = await workdir.written(workdir.begin, folder)
             variables = environment(os.environ, self._plan.python.python)
             job = TrialJob(name, [], variables, folder, work, None, task, urls["anthropic"])
             asks = None if self._plan.pointing.where == "launcher" else f"{url}/healthz"

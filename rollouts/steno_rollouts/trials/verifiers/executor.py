@@ -57,7 +57,7 @@ class VerifiersExecutor(Executor):
         self, folder: Path, trial: Trial, task: Task, inherited: Mapping[str, str]
     ) -> tuple[Path, dict[str, str]]:
         """No command runs: there is no environment for one."""
-        work = await asyncio.to_thread(workdir.begin, folder)
+        work = await workdir.written(workdir.begin, folder)
         self._clients[trial.session.trial_id] = trial.urls["openai"], trial.api_key
         return work, {}
 

@@ -25,7 +25,7 @@ from steno_rollouts.trials.play import Assignment
 from steno_rollouts.trials.runner import ClaimLost, FailedTrial
 from tests.support.waiting import until
 
-Attempt = Callable[[Assignment], Awaitable[FailedTrial | None]]
+Attempt = Callable[[Assignment], Awaitable[FailedTrial | EndReason | None]]
 TASK = Task("t", {})
 
 
@@ -78,9 +78,9 @@ class Attempts:
         except asyncio.CancelledError:
             report(self._post(assignment.trial_id, EndReason.CANCELLED))
             raise
-        if failed is not None:
+        if isinstance(failed, FailedTrial):
             return failed
-        report(self._post(assignment.trial_id, EndReason.COMPLETED))
+        report(self._post(assignment.trial_id, failed or EndReason.COMPLETED))
         return None
 
     async def give_up(self, failed: FailedTrial) -> TrialResult:
@@ -119,12 +119,26 @@ def told(pool: TrialPool) -> list[tuple[str, str]]:
     return sorted((one.trial_id, one.end_reason) for one in pool.results)
 
 
+async def fails(assignment: Assignment) -> FailedTrial:
+    return FailedTrial(assignment, CommandOutcome(EndReason.EXIT_CODE), 0.0, 1, Exit(1), Path())
+
+
+async def test_a_spare_trial_that_had_no_turn_says_nothing_of_those_that_failed() -> None:
+    pool, _, attempts, found, first = made(3, stop_after_failures=2)
+    first.proven = True
+
+    async def is_stopped(assignment: Assignment) -> EndReason:
+        return EndReason.SPARE
+
+    attempts.plays |= {"g.0": fails, "g.1": is_stopped, "g.2": fails}
+    async with asyncio.timeout(10), pool.open():
+        await _begin_all(pool, found)
+    assert first.stopped is not None and told(pool) == [("g.1", "spare")]
+
+
 async def test_one_that_was_lost_while_it_was_given_up_is_waited_for() -> None:
     pool, proxy, attempts, found, first = made(2, stop_after_failures=5)
     first.proven = True
-
-    async def fails(assignment: Assignment) -> FailedTrial:
-        return FailedTrial(assignment, CommandOutcome(EndReason.EXIT_CODE), 0.0, 1, Exit(1), Path())
 
     attempts.plays["g.0"] = fails
     async with asyncio.timeout(10), pool.open():
