@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from steno.contracts.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    import pytest
 
 T = TypeVar("T")
 
@@ -31,3 +35,12 @@ async def insist(call: Callable[[], Awaitable[T]], within_s: float = PATIENCE_S)
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.1)
+
+
+def own_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds for which this thread would have slept (`time.sleep`). Other threads of the process do sleep, and count for
+    nothing: an earlier test may have left one."""
+    slept: list[float] = []
+    sleep, this = time.sleep, threading.get_ident()
+    monkeypatch.setattr(time, "sleep", lambda s: slept.append(s) if threading.get_ident() == this else sleep(s))
+    return slept

@@ -16,6 +16,7 @@ from steno.contracts.policy import Update, UpdateSpec, Want, WorkerUpdate
 from steno.models import TINY
 from steno_adapters import weights
 from steno_adapters.weights import PushRefused, as_in_checkpoint, push
+from tests.support.waiting import own_pauses
 
 
 class Proxy:
@@ -138,8 +139,7 @@ def test_what_a_worker_lacks_is_sent_from_where_it_lacks_it() -> None:
 
 def test_a_push_that_no_worker_took_is_offered_again_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "FAILED_PAUSE_S", 5.0)
-    slept: list[float] = []
-    monkeypatch.setattr(weights.time, "sleep", slept.append)
+    slept = own_pauses(monkeypatch)
     proxy = Proxy("running", "failed", "running", "failed", "failed", "done")
     assert pushed(proxy).state == "done"
     assert len(proxy.specs) == 4 and len({spec.update_id for spec in proxy.specs}) == 1, "the same update each time"
