@@ -64,6 +64,7 @@ class TrialPool:
         self._spare = SpareTrials(options.needed)
         self._waiting: dict[str, Assignment] = {}
         self._others: dict[str, Assignment] = {}
+        self._taken_back: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._numbers: dict[str, int] = {}
         self._turn_to_others = asyncio.Event()
@@ -77,6 +78,8 @@ class TrialPool:
             looking = self._running.create_task(self._look_at_groups())
             try:
                 yield
+                if self._tasks:  # the rollouts are stopped, and what runs goes on
+                    await asyncio.wait([*self._tasks.values()])
             finally:
                 looking.cancel()
 
@@ -128,7 +131,7 @@ class TrialPool:
                 await asyncio.sleep(OTHERS_S)  # the proxy is asked: nobody tells
 
     def _waits_for_others(self) -> bool:
-        return bool(self._others or self._scores.held)
+        return bool(self._others or self._taken_back or self._scores.held)
 
     async def look_at_others(self) -> None:
         """Trials of other launchers: those that have ended are told of, those of one that has gone are run."""
@@ -247,7 +250,22 @@ class TrialPool:
             await asyncio.sleep(OTHERS_S)
             with contextlib.suppress(*AWAY):  # it is looked at again
                 await self._look_at_ended(self._spare.groups)
+                for trial_id in [name for name, one in self._others.items() if self._spare.enough(one.group_id)]:
+                    await self._end_left(trial_id)
             self._scores.look(self._running, self._numbers)
+
+    async def _end_left(self, trial_id: str) -> None:
+        """A trial of another launcher that its group does not need is ended if that launcher has gone. That takes no place."""
+        if (assignment := self._others.pop(trial_id, None)) is None:
+            return
+        self._taken_back.add(trial_id)
+        try:
+            await self._claimed(assignment)
+        except BaseException:
+            self._others.setdefault(trial_id, assignment)
+            raise
+        finally:
+            self._taken_back.discard(trial_id)
 
     async def _look_at_ended(self, group_ids: Collection[str]) -> None:
         """Trials of these groups that other launchers have run to their end are counted. Of one that waits for a place here it is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +201,38 @@ async def test_trials_that_others_ended_make_one_that_waits_for_a_place_a_spare_
 async def _begin_all(pool: TrialPool, found: list[Assignment]) -> None:
     for one in found:
         await pool.begin(one)
+
+
+async def test_one_that_is_not_needed_is_ended_once_its_launcher_has_gone_though_no_place_is_free() -> None:
+    """Its group would wait for it until the rollouts are over."""
+    pool, proxy, attempts, found, _ = made(3, needed=1, in_flight=1)
+    gate = asyncio.Event()
+
+    async def waits(assignment: Assignment) -> None:
+        await gate.wait()
+
+    proxy.others = {"g.0"}
+    attempts.plays["g.2"] = waits
+    async with asyncio.timeout(10), pool.open():
+        for one in found[:2]:
+            await pool.begin(one)
+        await until(lambda: told(pool) == [("g.1", "completed")])
+        other = Assignment(found[2].trial.model_copy(update={"session": session("h.2")}), TASK, "0")
+        proxy.trials["h.2"] = other.trial.session.model_copy(update={"group_id": "h"})
+        attempts.plays["h.2"] = waits
+        ending = asyncio.create_task(_begin_all(pool, [_of_group(other, "h")]))
+        await until(lambda: "h.2" in attempts.begun)
+        await asyncio.sleep(0.05)
+        assert told(pool) == [("g.1", "completed")], "it runs elsewhere"
+        proxy.others = set()
+        await until(lambda: ("g.0", "spare") in told(pool))
+        gate.set()
+        await ending
+        await pool.begin(found[2])
+        await pool.until_all_ended()
+    assert told(pool) == [("g.0", "spare"), ("g.1", "completed"), ("g.2", "spare"), ("h.2", "completed")]
+
+
+def _of_group(assignment: Assignment, group_id: str) -> Assignment:
+    known = assignment.trial.session.model_copy(update={"group_id": group_id})
+    return replace(assignment, trial=assignment.trial.model_copy(update={"session": known}))
