@@ -66,26 +66,27 @@ Records come as JSON with token arrays as lists of numbers, or as msgpack with t
 says `Accept: application/msgpack`."""
 
 _AGENTS_INTRO = """\
-`steno env AGENT TRIAL` registers the trial and prints what points a known agent at it: shell lines to `eval`, the command that
-runs one task without a human (`$TASK`), and the file that some need, or can take instead. `--json` prints the same for programs,
-`--agent-key` saves asking the proxy, `--model` is the name that the agent asks for (any will do: it is recorded, the trainer can
-choose by it, and the workers that are connected serve it).
+`steno env AGENT TRIAL` registers the trial and prints how to point a known agent at it: shell lines to `eval`, and the command
+that runs one task without a human (`$TASK`). Some agents need a file, or can take one in place of the variables; then the file is
+printed too. `--json` prints the same for programs. With `--agent-key`, the proxy is not asked for the key. `--model` is the model
+name that the agent asks for. Any name will do: the connected workers serve it, it is recorded, and the trainer can choose by it.
 
-Below, each as it is printed for the trial `my-trial` on a proxy without keys; with keys, `none` is the agent's own. An agent that
-is not here needs no more than a base URL: `http://PROXY/TRIAL/v1` for OpenAI's formats, `http://PROXY/TRIAL` for Anthropic's and
-Google's, and the trial's key wherever it would put its provider's."""
+Each section below is what is printed for the trial `my-trial` on a proxy without keys. On a proxy with keys, the agent's own key
+takes the place of `none`. An agent that is not listed needs only a base URL and the trial's key in the place of its provider's
+key. The base URL is `http://PROXY/TRIAL/v1` for OpenAI's formats, and `http://PROXY/TRIAL` for Anthropic's and Google's."""
 
 _SEEN_INTRO = f"""\
 ## what else was run
 
-As they are, by hand on {DATES}, each on a task of ten turns with single and parallel calls and reasoning, most also with a call
-of a tool that does not exist and an engine that refuses with 503. Where nothing is said, the record is one branch whose turns go
-on from one another token by token, and the refusal was waited out. Not run, since they could not be installed there:
-[SWE-agent](#swe-agent), and Crush, whose npm package fetches its program from GitHub.
+These agents were run unchanged, by hand, on {DATES}. Each had a task of ten turns, with single and parallel calls and reasoning.
+Most also called a tool that does not exist, and met an engine that refuses with 503. An empty last column means that the record
+is one branch, in which each turn goes on from the one before it token by token, and that the agent waited out the refusal.
+[SWE-agent](#swe-agent) and Crush, whose npm package fetches its program from GitHub, could not be installed there.
 
-A request is a *root* where it goes on from no recorded turn, so that its prompt is rendered anew; it is a *fork* where it begins
-a new branch. What was sampled before stays on record and is trained in its own sample; the new branch has it as context only
-([all reasons](reading.md#why-a-turn-forked)). `echoed_as` of a turn says in which other form a client sent a reply back."""
+A request is a *root* if it goes on from no recorded turn: its whole prompt is rendered anew. A request is a *fork* if it begins
+a new branch. The tokens that were sampled before stay on record, and are trained in their own sample; the new branch has them as
+context only ([all reasons](reading.md#why-a-turn-forked)). A turn's `echoed_as` says in which other form a client sent a reply
+back."""
 
 _TRAINER_INTRO = """\
 The first rank serves them where `metrics_port` is set: all gauges, of the last step. Beside them

@@ -245,11 +245,12 @@ AGENTS: dict[str, Agent] = {
         "npm install -g @anthropic-ai/claude-code",
         _BY_TESTS.format("2.1.328"),
         _claude_code,
-        "It appends `/v1/messages` itself. `IS_SANDBOX` lets it skip permissions as root. With `ENABLE_TOOL_SEARCH=false` each "
-        "request has all of its tools; without, it looks for some as it goes, and whenever it has found one the prompt begins "
-        "with other tools: a root. WebSearch is Anthropic's own, so it is left out. Where a model is served, or "
-        "`--context-tokens` given, with 64,000 tokens or more, `CLAUDE_CODE_MAX_CONTEXT_TOKENS` is set as well: without, it "
-        "takes a million for granted, and compacts when it is told that a prompt is too long.",
+        "Claude Code appends `/v1/messages` to the base URL. `IS_SANDBOX` lets it skip permissions as root. With "
+        "`ENABLE_TOOL_SEARCH=false` each request has all of its tools. Without this variable it searches for tools as it goes; "
+        "each tool that it finds changes the beginning of the prompt, so that the next turn is a root. WebSearch is left out: "
+        "Anthropic's own servers run it. If the served model (or `--context-tokens`) has 64,000 tokens or more, "
+        "`CLAUDE_CODE_MAX_CONTEXT_TOKENS` is set too. Without this variable Claude Code assumes a million tokens, and compacts "
+        "only when it is told that a prompt is too long.",
     ),
     "codex": Agent(
         "Codex",
@@ -257,7 +258,7 @@ AGENTS: dict[str, Agent] = {
         "npm install -g @openai/codex",
         _BY_TESTS.format("0.169.0"),
         _codex,
-        "Flags, or the same as a file. It waits for its standard input, hence `</dev/null`.",
+        "The flags, or the same as a file. Codex waits for its standard input; `</dev/null` ends that wait.",
     ),
     "opencode": Agent(
         "OpenCode",
@@ -265,50 +266,52 @@ AGENTS: dict[str, Agent] = {
         "npm install -g opencode-ai",
         _BY_TESTS.format("1.18.33"),
         _opencode,
-        "The configuration in a variable, or the same as a file. `@ai-sdk/openai-compatible` comes inside its binary. "
-        "Where a model is served, or `--context-tokens` given, its `limit` is set as well: without, it never compacts. Without "
-        "`--title` it asks the model for one, which is a conversation of its own. It asks again after a stream that broke. What "
-        "it had read of that answer stays in its history, with tool calls marked as aborted: the request after it is a fork "
-        "(`assistant_rewritten`).",
+        "The variable holds the configuration; the same can be a file. `@ai-sdk/openai-compatible` is part of OpenCode's binary. "
+        "If a model is served, or `--context-tokens` is given, the model's `limit` is set too; without a limit OpenCode never "
+        "compacts. Without `--title` it asks the model for a title, which is a conversation of its own. After a stream that "
+        "broke, OpenCode sends the request again. The part of the broken answer that it had read stays in its history, with "
+        "tool calls marked as aborted. So the next request is a fork (`assistant_rewritten`).",
     ),
     "mini-swe-agent": Agent(
         "mini-swe-agent", "OpenAI chat", "pip install mini-swe-agent mcp", _BY_TESTS.format("2.4.6"), _mini_swe_agent
     ),
     "swe-agent": Agent(
         "SWE-agent", "OpenAI chat", "pip install git+https://github.com/SWE-agent/SWE-agent", "", _swe_agent,
-        "Its cost limits know no price of this model and must be off. Its own default temperature is 0. Under its name PyPI has "
-        "a preview of 2024, which can't be installed (a package that it asks for does not exist); so what its source sends by "
-        "LiteLLM's chat completions (cache marks, `n`, requeries, actions as calls and as text) was sent by hand on 2026-11-22. "
-        "A reply that it can't use (no call or several, arguments that are no JSON, a command that is blocked or that bash can't "
-        "read) it shows once more, without its calls and with a complaint, and then forgets: the requery is a fork "
-        "(`assistant_rewritten`, where there were calls), and what goes on after it is one (`history_dropped`). With "
-        "`max_requeries: 1` under `agent` nothing is asked again: the first such reply ends the task (`exit_format`), and what "
-        "is done by then is submitted; 0 would ask nothing at all. With `parse_function: {type: action_only}` under "
-        "`agent.tools` it sends no tools and takes each reply whole as a command, so that none lacks a call or has broken "
-        "arguments; the system template must then name the commands (`{{command_docs}}`). The other types of `parse_function` "
-        "that read text ask again where it holds no action.",
+        "SWE-agent's cost limits must be off, since it knows no price of this model. Its default temperature is 0. The "
+        "package of its name on PyPI is a preview of 2024 that can't be installed: a package that it needs does not "
+        "exist. So it was not run. What its source sends by LiteLLM's chat completions (cache marks, `n`, requeries, "
+        "actions as calls and as text) was sent by hand on 2026-11-22. If SWE-agent can't use a reply (no call or "
+        "several, arguments that are no JSON, a command that is blocked or that bash can't read), it shows the reply once "
+        "more, without its calls and with a complaint, and then forgets it. The requery is a fork (`assistant_rewritten`, "
+        "if the reply had calls), and the request after the requery is a fork, too (`history_dropped`). With "
+        "`max_requeries: 1` under `agent` it does not ask again: the first such reply ends the task (`exit_format`), and "
+        "SWE-agent submits what is done by then; with 0 it asks nothing at all. With `parse_function: {type: "
+        "action_only}` under `agent.tools` it sends no tools, and takes each reply as a whole as a command. Then no reply "
+        "lacks a call or has broken arguments, and the system template must name the commands (`{{command_docs}}`). The "
+        "other types of `parse_function` that read text ask again if a reply holds no action.",
     ),
     "openhands": Agent(
         "OpenHands", "OpenAI chat", "uv tool install openhands", _BY_HAND.format("2026-11-22", "1.16.0"), _openhands,
-        "It needs Python 3.12, and ignores the variables without `--override-with-envs`. Where a prompt is too long it "
-        "condenses: the summary is a root, and what goes on with it a fork.",
+        "OpenHands needs Python 3.12, and ignores the variables without `--override-with-envs`. If a prompt is too long, it "
+        "condenses its history: the summary is a root, and the turn that goes on with the summary is a fork.",
     ),
     "aider": Agent(
         "aider", "OpenAI chat, streamed", "pip install aider-chat", _BY_HAND.format("2026-11-22", "0.86.2"), _aider,
-        "Its conversations call no tools: it edits files from what the model writes. The files and its map of them stand in a "
-        "prompt as they are now, before what was said about them, so a turn after an edit is a root.",
+        "aider's conversations call no tools: aider edits files from the model's text. Its prompts hold the files and a map of "
+        "them as they are now, before the conversation about them. So a turn after an edit is a root.",
     ),
     "qwen-code": Agent(
         "Qwen Code", "OpenAI chat, streamed", "npm install -g @qwen-code/qwen-code", _BY_TESTS.format("0.24.4"), _qwen_code
     ),
     "gemini-cli": Agent(
         "Gemini CLI", "Gemini, streamed", "npm install -g @google/gemini-cli", _BY_TESTS.format("0.61.0"), _gemini_cli,
-        "Without the file it refuses a base URL when it runs headless. Without TLS it takes one on the same machine only.",
+        "Without the file, Gemini CLI refuses a base URL when it runs headless. A base URL without TLS must be on the same "
+        "machine.",
     ),
     "pi": Agent(
         "pi", "OpenAI chat, streamed", "npm install -g @mariozechner/pi-coding-agent", _BY_TESTS.format("0.73.1"), _pi,
-        "The file is needed. With an `api` of `openai-responses`, `anthropic-messages` or `google-generative-ai` it speaks that, "
-        "each with its own base URL.",
+        "pi needs the file. With the `api` `openai-responses`, `anthropic-messages` or `google-generative-ai` it speaks that "
+        "format, each with its own base URL.",
     ),
     "copilot": Agent(
         "GitHub Copilot CLI", "OpenAI chat, streamed", "npm install -g @github/copilot",
