@@ -138,15 +138,16 @@ class ProgressPrinter:
         self.stats.groups = len(self._groups)
 
     def trial_started(self, trial_id: str) -> None:
-        self._runs(trial_id)
+        self._running.add(trial_id)
+        self.stats.running = len(self._running)
 
-    def _runs(self, trial_id: str, runs: bool = True) -> None:
-        """runs: False: it has ended, or another launcher has it."""
-        (self._running.add if runs else self._running.discard)(trial_id)
+    def _over(self, trial_id: str) -> None:
+        """It does not run any more, if it did."""
+        self._running.discard(trial_id)
         self.stats.running = len(self._running)
 
     def trial_failed(self, failed: FailedTrial) -> None:
-        self._runs(failed.trial_id, False)
+        self._over(failed.trial_id)
         self._failed_early.add(failed.trial_id)
         self.stats.failed_early = len(self._failed_early)
         self._failure(failed.trial_id, f"failed before its first turn: {failed.verdict.detail}", str(failed.folder))
@@ -160,7 +161,7 @@ class ProgressPrinter:
         self.stats.held_why = why
 
     def trial_waits(self, result: TrialResult) -> None:
-        self._runs(result.trial_id, False)
+        self._over(result.trial_id)
         if result.attempts and not result.earlier and result.trial_id not in self._failed_early:
             self._awaiting.add(result.trial_id)
             self.stats.awaiting = len(self._awaiting)
@@ -168,7 +169,7 @@ class ProgressPrinter:
     def trial_ended(self, result: TrialResult) -> None:
         stats = self.stats
         stats.done += 1
-        self._runs(result.trial_id, False)
+        self._over(result.trial_id)
         self._count_group(result.group_id)
         if result.reward is not None:
             stats.rewards.append(result.reward)
