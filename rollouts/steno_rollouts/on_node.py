@@ -202,18 +202,11 @@ async def _while_its_own(client: Any, session: Any, attempt: Coroutine[Any, Any,
     launcher has taken the trial over, and what it says is on no record."""
     from steno_rollouts.outcome import CommandOutcome, EndReason
     from steno_rollouts.trials.executor import Exit
+    from steno_rollouts.trials.play import unless_told
 
-    playing, lost = asyncio.ensure_future(attempt), asyncio.ensure_future(_taken_over(client, session))
-    try:
-        await asyncio.wait({playing, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if playing.done():
-            return playing.result()
-        lost.result()
-        detail = "the trial was taken over: its key is another one now"
-        return Exit(None, error=detail), CommandOutcome(EndReason.INTERRUPTED, detail=detail)
-    finally:
-        lost.cancel()
-        await _ended(playing)
+    detail = "the trial was taken over: its key is another one now"
+    lost = Exit(None, error=detail), CommandOutcome(EndReason.INTERRUPTED, detail=detail)
+    return await unless_told(attempt, _taken_over(client, session)) or lost
 
 
 async def _taken_over(client: Any, session: Any) -> None:
@@ -225,16 +218,6 @@ async def _taken_over(client: Any, session: Any) -> None:
         await asyncio.sleep(LOOK_S)
         with contextlib.suppress(StenoError):  # asked again: without an answer, nobody has taken it over
             generation = (await client.session(session.trial_id)).key_generation
-
-
-async def _ended(playing: asyncio.Future[Any]) -> None:
-    """Cancels it, and waits until nothing of it runs; cancelled meanwhile, it is cancelled once more."""
-    while not playing.done():
-        playing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({playing})
-    if not playing.cancelled():
-        playing.exception()  # nobody else may ask for it
 
 
 @contextlib.asynccontextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import Gone, NotFound, StenoError
@@ -20,6 +20,7 @@ from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.reward import FinishedTrial, RewardFunction
 from steno_rollouts.trials.transcript import Transcript, read_transcript
 
+T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 3600.0
 SETTLE_S = 1.0
 """After an attempt: by then the proxy has noticed that its connections are gone, and recorded its turns."""
@@ -77,6 +78,33 @@ class Player(Protocol):
     async def clear(self, folder: Path) -> None:
         """End what rollouts that were killed have left running of the trial with this folder. Idempotent."""
         ...
+
+
+async def unless_told(attempt: Coroutine[Any, Any, T], told: Coroutine[Any, Any, Any]) -> T | None:
+    """What an attempt returns; None: `told` has returned first, and ended it. Nothing of it runs when this is over, however often
+    this is cancelled meanwhile; the second time, the attempt is given no more time to end. Raises: what either raises."""
+    playing, telling = asyncio.create_task(attempt), asyncio.create_task(told)
+    stopped, cancelled = False, None
+    while not playing.done():
+        try:
+            await asyncio.wait({playing} if telling.done() else {playing, telling}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as error:
+            if cancelled or not stopped:
+                playing.cancel()
+            cancelled = error
+        if telling.done() and not (stopped or cancelled or playing.done()):
+            playing.cancel()
+            stopped = True
+    if not stopped and not cancelled:
+        telling.cancel()
+        return playing.result()
+    if not playing.cancelled():
+        playing.exception()  # seen: what it brings now is not asked for
+    if cancelled:
+        telling.cancel()
+        raise cancelled
+    telling.result()
+    return None
 
 
 class ExecutorPlayer(Player):

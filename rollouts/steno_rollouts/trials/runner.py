@@ -32,7 +32,7 @@ from steno_rollouts.outcome import (
 )
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.executor import CannotStart, Exit
-from steno_rollouts.trials.play import SETTLE_S, Assignment, Player, RunnerOptions
+from steno_rollouts.trials.play import SETTLE_S, Assignment, Player, RunnerOptions, unless_told
 from steno_rollouts.trials.reward import check_metrics
 
 log = logging.getLogger(__name__)
@@ -131,34 +131,12 @@ class TrialRunner:
     async def _play(
         self, assignment: Assignment, folder: Path, not_needed: asyncio.Event | None
     ) -> tuple[Exit, CommandOutcome]:
-        """One attempt. It has ended when this does, however often this is cancelled meanwhile; the second time, it is given no
-        more time for that."""
         if not_needed is None:
             return await self._player.play(assignment, folder)
         spare = Exit(None), CommandOutcome(EndReason.SPARE)
         if not_needed.is_set():
             return spare
-        playing = asyncio.create_task(self._player.play(assignment, folder))
-        told = asyncio.create_task(not_needed.wait())
-        stopped, cancelled = False, None
-        while not playing.done():
-            try:
-                await asyncio.wait({playing} if told.done() else {playing, told}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError as error:
-                if cancelled or not stopped:
-                    playing.cancel()
-                cancelled = error
-            if told.done() and not (stopped or cancelled or playing.done()):
-                playing.cancel()
-                stopped = True
-        told.cancel()
-        if not cancelled and not stopped:
-            return playing.result()
-        if not playing.cancelled():
-            playing.exception()  # seen: what it brings now is not asked for
-        if cancelled:
-            raise cancelled
-        return spare
+        return await unless_told(self._player.play(assignment, folder), not_needed.wait()) or spare
 
     async def give_up(self, failed: FailedTrial) -> TrialResult:
         """Post what failed before its first turn."""
