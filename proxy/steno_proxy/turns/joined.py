@@ -48,9 +48,8 @@ class JoinedReader(LogReader):
         super().__init__(dialect, asked, client, header)
         self.done = asyncio.Event()
         self._request = request
-        self.on_record: Callable[
-            [], Awaitable[None]
-        ]  # what it has been told may leave then (I3); from `AnswerLog.add` on
+        # What it was told may leave once this has returned (I3); set from `AnswerLog.add` on.
+        self.on_record: Callable[[], Awaitable[None]]
         self._waiting_bytes = 0
         self._woken = asyncio.Event()
         self._reads = False  # it has begun to
