@@ -132,7 +132,7 @@ def main() -> None:
     ) as collector:
         rollouts = ProbedRollouts(collector, tasks, n=given.get("size", 8))
         args = AsyncGRPOConfig(
-            str(out), max_steps=given["steps"], per_device_train_batch_size=given.get("rows", 32), learning_rate=3e-4,
+            str(out), max_steps=given["steps"], per_device_train_batch_size=given.get("rows", 32), learning_rate=1e-4,
             max_staleness=given.get("max_staleness", 2), save_steps=given.get("save_steps", 2), report_to="none", use_cpu=True,
             bf16=False, temperature=given.get("temperature", 1.0), gradient_checkpointing=False, logging_steps=1,
             disable_tqdm=True,
