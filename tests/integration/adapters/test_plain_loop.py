@@ -69,9 +69,8 @@ def talk(call: AgentCall) -> float | None:
 def test_the_example_is_short_and_its_reward_rises(stack: Stack, example: ModuleType) -> None:
     assert len(EXAMPLE.read_text().splitlines()) < 100
     rewards = example.train(stack.url, str(TINY), run="plain", steps=4, groups=4)
-    # 0.25 to 0.4 of the worlds are solved untrained; after one step it was 0.7 and more each time this was run. Each is of 32
-    # samples: the first may be as high as 0.5 by chance.
-    assert sum(rewards[-2:]) / 2 > min(rewards[0], 0.45) + 0.1, rewards
+    # Each is of 32 samples. Over 12 runs the first was 0.16 to 0.41, and the last one 0.78 to 1.0.
+    assert rewards[-1] > min(rewards[0], 0.45) + 0.15, rewards
     with Client(stack.url) as client:
         assert client.run("plain").groups.acknowledged + client.run("plain").groups.empty == 16
 
