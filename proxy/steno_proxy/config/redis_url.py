@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
@@ -12,6 +13,7 @@ from steno.config.settings import is_loopback
 from steno.contracts.errors import ConfigError
 
 PORT, SENTINEL_PORT = 6379, 26379
+SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 
 
 class RedisUrl(NamedTuple):
@@ -38,22 +40,21 @@ def read_redis_url(url: str) -> RedisUrl:
 
     Raises: ConfigError.
     """
-    scheme, _, kind = url.partition(":")[0].partition("+")
-    if (
-        scheme not in ("redis", "rediss", "unix")
-        or kind not in ("", "cluster", "sentinel")
-        or (kind and scheme == "unix")
-    ):
-        raise _wrong(
-            f"scheme: got {url.partition(':')[0]!r}, must be one of redis, rediss, unix, redis+cluster, rediss+cluster, "
-            "redis+sentinel, rediss+sentinel"
-        )
+    named = url.partition(":")[0]
+    if named not in SCHEMES:
+        got = "none" if "@" in named else repr(named)
+        raise _wrong(f"scheme: got {got}, must be one of {', '.join(SCHEMES)}")
+    scheme, _, kind = named.partition("+")
     try:
         if kind == "sentinel":
             return _with_sentinels(scheme, _split(url))
         return _with_nodes(scheme, _split(url)) if kind == "cluster" else _with_server(scheme, url)
-    except ValueError as error:
-        raise _wrong(str(error)) from None
+    except (ValueError, ConfigError) as error:
+        if _may_show_a_password(url):
+            raise _wrong(
+                "got an @ after the first /, ? or #, which a user and a password must have as %2F, %3F and %23"
+            ) from None
+        raise (error if isinstance(error, ConfigError) else _wrong(str(error))) from None
 
 
 def address_of(url: str) -> str:
@@ -86,6 +87,11 @@ def _split(url: str) -> SplitResult:
     rest, _, query = rest.partition("?")
     netloc, slash, path = rest.partition("/")
     return SplitResult(scheme, netloc, slash + path, query, "")
+
+
+def _may_show_a_password(url: str) -> bool:
+    """Whether there is an `@` after the first `/`, `?` or `#`: then what can't be read may be a part of a password."""
+    return any("@" in rest for rest in re.split("[/?#]", url.partition("://")[2], maxsplit=1)[1:])
 
 
 def _with_server(scheme: str, url: str) -> RedisUrl:

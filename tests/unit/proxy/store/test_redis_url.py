@@ -96,6 +96,25 @@ def test_what_is_refused_names_the_setting(url: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:se/cret@h:6379/0",
+        "redis://u:se?cret@h",
+        "rediss://u:1/cret@h/0",
+        "redis+cluster://u:se/cret@a:1,b",
+        "redis+cluster://u:se#cret@a:1",
+        "redis+sentinel://u:se/cret@a/main",
+        "redis+sentinel://u:1?cret@a/main",
+        "secret@h:6379",
+    ],
+)
+def test_a_password_that_is_not_percent_encoded_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_redis_url(url)
+    assert not re.search("cret|'se|'1", str(refused.value)) and refused.value.field == "redis_url"
+
+
+@pytest.mark.parametrize(
     ("address", "urls"),
     [
         ("h:6379/0", ["redis://h", "redis://u:pw@H:6379/0", "rediss://:other@h?ssl_cert_reqs=none", "redis://h?db=0"]),
