@@ -17,8 +17,8 @@ from steno_rollouts.trials.runner import FailedTrial
 
 
 class Begun(NamedTuple):
-    """number: trials are numbered as they begin. alone: no other trial begins until it has had its first turn, or has ended:
-    `over` is to follow."""
+    """number: trials are numbered as they begin. alone: no other trial begins until `over`: it has had its first turn, or has
+    ended."""
 
     number: int
     alone: bool
@@ -42,6 +42,7 @@ class FirstTurns:
         self.proven = stop_after == 0
         self._given_up = 0
         self._alone = asyncio.Lock()
+        self._alone_now: int | None = None
         self._numbers = itertools.count()
 
     async def begin(self) -> Begun:
@@ -49,12 +50,16 @@ class FirstTurns:
         if not self.proven:
             await self._alone.acquire()
             if not self.proven:
-                return Begun(next(self._numbers), True)
+                self._alone_now = next(self._numbers)
+                return Begun(self._alone_now, True)
             self._alone.release()
         return Begun(next(self._numbers), False)
 
-    def over(self) -> None:
-        self._alone.release()
+    def over(self, begun: Begun) -> None:
+        """If it was alone, it is not any more. Said again, it changes nothing."""
+        if self._alone_now == begun.number:
+            self._alone_now = None
+            self._alone.release()
 
     @property
     def in_a_row(self) -> int:

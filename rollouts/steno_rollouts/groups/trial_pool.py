@@ -108,9 +108,9 @@ class TrialPool:
             if self._first.stopped is None:
                 trial = self._running.create_task(self._one(assignment, begun))
                 self._tasks[assignment.trial_id] = trial
-                trial.add_done_callback(partial(self._over, assignment.trial_id))
-            elif begun.alone:
-                self._first.over()
+                trial.add_done_callback(partial(self._over, assignment.trial_id, begun))
+            else:
+                self._first.over(begun)
             return trial
         finally:
             if trial is None:
@@ -177,8 +177,9 @@ class TrialPool:
         for observer in self._observers:
             observer.trial_ended(result)
 
-    def _over(self, trial_id: str, trial: asyncio.Task[None]) -> None:
+    def _over(self, trial_id: str, begun: Begun, trial: asyncio.Task[None]) -> None:
         self.places.release()
+        self._first.over(begun)
         if self._tasks.get(trial_id) is trial:
             del self._tasks[trial_id]
         if self._others or not self._tasks:
@@ -187,6 +188,8 @@ class TrialPool:
     def _lost(self, trial_id: str) -> None:
         """Another launcher has it."""
         if (trial := self._tasks.get(trial_id)) is not None:
+            if trial_id in self._waiting:  # the task has not taken its first step, and never will
+                self._others[trial_id] = self._waiting.pop(trial_id)
             trial.cancel()
 
     async def _claimed(self, waiting: Assignment) -> Assignment | None:
@@ -330,7 +333,7 @@ class TrialPool:
                 await asyncio.sleep(FIRST_TURN_S)
             await self.give_up(self._first.reached(begun.number))
         finally:
-            self._first.over()
+            self._first.over(begun)
 
     async def _failed_early(self, failed: FailedTrial, number: int) -> None:
         for observer in self._observers:

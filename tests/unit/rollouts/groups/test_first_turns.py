@@ -19,16 +19,20 @@ def failed(number: int) -> FailedTrial:
 
 async def test_trials_begin_one_at_a_time_until_one_has_had_its_first_turn() -> None:
     first = FirstTurns(5)
-    assert await first.begin() == (0, True)
+    begun = await first.begin()
+    assert begun == (0, True)
     second = asyncio.create_task(first.begin())
     await asyncio.sleep(0)
     assert not second.done()
     assert not first.failed(0, failed(0))
-    first.over()
+    first.over(begun)
     assert await second == (1, True), "the first one has failed: the next one is alone, too"
     others = [asyncio.create_task(first.begin()) for _ in range(3)]
+    first.over(begun)
+    await asyncio.sleep(0)
+    assert not any(other.done() for other in others), "the first one was over before"
     assert first.reached(1) == [failed(0)]
-    first.over()
+    first.over(await second)
     assert [(await other).alone for other in others] == [False] * 3
     assert (await FirstTurns(0).begin()).alone is False
 

@@ -178,6 +178,20 @@ async def test_one_that_another_launcher_takes_over_and_leaves_again_is_run_agai
     assert going.is_set() and attempts.begun == ["g.0", "g.0"] and told(pool) == [("g.0", "completed")]
 
 
+async def test_the_first_trial_lost_before_its_first_step_lets_the_next_one_begin() -> None:
+    pool, proxy, attempts, found, first = made(2, stop_after_failures=5)
+    async with asyncio.timeout(10), pool.open():
+        lost = await pool.begin(found[0])
+        proxy.others = {"g.0"}
+        proxy.lost("g.0")
+        await pool.begin(found[1])
+        await until(lambda: told(pool) == [("g.1", "completed")])
+        assert lost is not None and lost.cancelled() and attempts.begun == ["g.1"] and first.proven
+        proxy.others = set()  # the other launcher has gone
+        await pool.until_all_ended()
+    assert attempts.begun == ["g.1", "g.0"] and told(pool) == [("g.0", "completed"), ("g.1", "completed")]
+
+
 async def test_trials_that_others_ended_make_one_that_waits_for_a_place_a_spare_one() -> None:
     """All places here are taken meanwhile."""
     pool, proxy, attempts, found, _ = made(3, needed=2, in_flight=1)
