@@ -350,4 +350,5 @@ def _kept(request: ResponsesRequest, body: _ResponsesBody) -> dict[str, Any]:
     for name in ("metadata", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user"):
         if value := getattr(body, name):
             kept[name] = value
+    check_wire("metadata", body.metadata)
     return kept

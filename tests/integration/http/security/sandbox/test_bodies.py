@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.http.security.sandbox.conftest import CHAT, HTTP, Target
+from tests.integration.http.security.sandbox.conftest import ADMIN, CHAT, HTTP, Target
 
 
 def bomb() -> bytes:
@@ -115,6 +115,43 @@ def test_no_body_is_a_surprise(proxy: Target, number: int) -> None:
         answer = HTTP.post(f"{proxy.url}/mine{path}", content=text, headers={"x-api-key": proxy.key}, timeout=120)
         assert answer.status_code < 500, (path, answer.status_code, answer.text[:300])
         assert len(answer.content) < 100_000
+
+
+def test_what_is_taken_can_be_read_in_every_view(proxy: Target) -> None:
+    """Numbers and depths on both sides of what a record holds."""
+    mine = {"x-api-key": proxy.register("deep")}
+    taken = []
+    for depth in (100, 101, 130):
+        inner = nested(depth)
+        function = {"name": "f", "parameters": inner}
+        bodies: dict[str, dict[str, Any]] = {
+            CHAT: {"messages": [{"role": "user", "content": "x"}], "tools": [tool(inner)]},
+            "/v1/responses": {"input": "x", "metadata": inner, "tools": [{"type": "function", **function}]},
+            "/v1/messages": {
+                "messages": [{"role": "user", "content": "x"}], "max_tokens": 9,
+                "tools": [{"name": "f", "input_schema": inner}],
+            },
+            "/v1beta/models/m:generateContent": {
+                "contents": [{"parts": [{"text": "x"}]}], "tools": [{"functionDeclarations": [function]}]
+            },
+        }  # fmt: skip
+        found = [
+            HTTP.post(f"{proxy.url}/deep{path}", json=body, headers=mine, timeout=60) for path, body in bodies.items()
+        ]
+        assert {answer.status_code for answer in found} == {200 if depth == 100 else 400}, [x.text[:200] for x in found]
+        assert depth == 100 or all("nested deeper than 200" in answer.text for answer in found)
+        taken += [answer for answer in found if answer.status_code == 200]
+    for number, status in ((2**64 - 1, 200), (2**64, 400), (-(2**63), 200), (-(2**63) - 1, 400)):
+        body = {"input": "x", "metadata": {"n": number}}
+        answer = HTTP.post(f"{proxy.url}/deep/v1/responses", json=body, headers=mine, timeout=60)
+        assert answer.status_code == status and (status == 200 or "metadata" in answer.text), answer.text
+        taken += [answer] if status == 200 else []
+    for kind in ("application/json", "application/msgpack"):
+        read = {"authorization": f"Bearer {ADMIN}", "accept": kind}
+        turns = HTTP.get(f"{proxy.url}/sessions/deep/turns", headers=read).raise_for_status()
+        assert HTTP.get(f"{proxy.url}/sessions/deep/samples", headers=read).raise_for_status()
+        if kind == "application/json":
+            assert len(turns.json()["items"]) == len(taken) == 6
 
 
 def test_slow_bodies_are_cut_off_and_hold_up_nobody(proxy: Target) -> None:
