@@ -21,7 +21,7 @@ from functools import partial
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from steno.contracts.chat import IMAGES, NO_IMAGES, Job, has_images
+from steno.contracts.chat import NO_IMAGES, Job, has_images
 from steno.contracts.errors import (
     BadRequest,
     BodyTooLarge,
@@ -55,7 +55,7 @@ from steno_proxy.workers.channel_socket import CLOSE_WITHIN_S, ChannelSocket, Re
 from steno_proxy.workers.placement import Order, place, to_tokenize
 from steno_proxy.workers.queue import NOT_YET, WaitQueue
 from steno_proxy.workers.relay_settings import RelayCounts, RelaySettings
-from steno_proxy.workers.routing import BUSY, choose, offers
+from steno_proxy.workers.routing import BUSY, choose, of_images, offers
 from steno_proxy.workers.stream import Stream
 from steno_proxy.workers.worker_channel import NullWatcher, Watcher, WorkerChannel, check_prompt_ids
 from steno_proxy.workers.worker_socket import opening_of
@@ -164,20 +164,25 @@ class Hub:
         )
         return order.prefix.tokenizer, order.model if named else None, has_images(order.job.messages), order.needs
 
-    async def count(self, trial_id: str, job: Job) -> int:
-        """Tokens of the job's prompt as a worker renders it, whole. Nothing is generated and nothing recorded. Cancel-safe.
+    async def count(self, trial_id: str, job: Job, model: str) -> int:
+        """Tokens of the job's prompt as a worker of the model that this name means renders it, whole. Nothing is generated and
+        nothing recorded. Cancel-safe.
 
         Raises: NoWorker (none, or none that can count), TooManyRequests, BadRequest, WorkerLost, BodyTooLarge.
         """
-        usual = dict(offers(self._workers.values(), "", has_default=self.has_default()))
-        able = [worker for worker in usual if worker.eligible and "count" in worker.peer.capabilities]
+        meant = offers(self._workers.values(), model, has_default=self.has_default())
+        if self.is_model(model):
+            meant = [offer for offer in meant if offer[1].name == model]
+            if not meant:
+                raise NoWorker(f"no worker serves the model {model!r} now")
+        able = [offer for offer in meant if offer[0].eligible and "count" in offer[0].peer.capabilities]
         if able and has_images(job.messages):
-            able = [worker for worker in able if any(IMAGES in card.capabilities for card in worker.models)]
+            able = of_images(able)
             if not able:
                 raise BadRequest(f"messages: {NO_IMAGES}", field="messages")
         if not able:
             raise NoWorker("no worker can count tokens now")
-        return (await choose(trial_id, able, full_too=True).count(Count(0, job))).prompt_tokens
+        return (await choose(trial_id, list(dict(able)), full_too=True).count(Count(0, job))).prompt_tokens
 
     async def tokenize(self, trial_id: str, asked: Count, model: str) -> tuple[Counted, ModelCard]:
         """What `asked.wants`, by the tokenizer of the model that this name means, and that model's card. Cancel-safe.

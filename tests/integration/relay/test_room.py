@@ -48,7 +48,7 @@ async def test_requests_beyond_what_may_wait_are_refused_and_go_once_there_is_ro
         with pytest.raises(TooManyRequests, match="wait to be acknowledged"):
             running.hub.open(order(FIT))
         with pytest.raises(TooManyRequests, match="wait to be acknowledged"):
-            await running.hub.count("trial", order(FIT).job)
+            await running.hub.count("trial", order(FIT).job, "")
         with pytest.raises(BodyTooLarge, match="may wait to be acknowledged"):
             running.hub.open(order(FIT, MOST))
         waiting = [asyncio.create_task(running.hub.place(order(FIT + number))) for number in range(3)]
@@ -80,16 +80,16 @@ async def test_counts_that_nobody_waits_for_any_more_are_at_the_worker_all_the_s
     async with relay() as running, TcpRelay("127.0.0.1", running.port) as network:
         await running.worker(port=network.port)
         network.pause()
-        left = [asyncio.create_task(running.hub.count("trial", job(1))) for _ in range(64)]
+        left = [asyncio.create_task(running.hub.count("trial", job(1), "")) for _ in range(64)]
         await asyncio.sleep(0)
         for one in left:
             one.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         with pytest.raises(TooManyRequests, match="busy counting"):
-            await running.hub.count("trial", job(1))
+            await running.hub.count("trial", job(1), "")
         network.resume()
         await until(lambda: running.hub._workers and not next(iter(running.hub._workers.values()))._counting)
-        assert await running.hub.count("trial", job(1)) == len("count")
+        assert await running.hub.count("trial", job(1), "") == len("count")
 
 
 class Verbose(CountingEngine):

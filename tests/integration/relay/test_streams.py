@@ -141,16 +141,16 @@ async def test_a_prompt_is_counted_and_nothing_is_generated() -> None:
 
     async with relay() as running:
         with pytest.raises(NoWorker):
-            await running.hub.count("trial", job(1))
+            await running.hub.count("trial", job(1), "")
         worker = await running.worker()
         worker.engine.before = refuse
-        counts = await asyncio.gather(*(running.hub.count("trial", job(1)) for _ in range(20)))
+        counts = await asyncio.gather(*(running.hub.count("trial", job(1), "") for _ in range(20)))
         assert counts == [len("count")] * 20
         assert ids_of(await drain(running.open(2))) == [0, 1]  # streams and counts are numbered together
         refused = job(1)
         refused.messages[0]["content"] = "no"
         with pytest.raises(BadRequest) as error:
-            await running.hub.count("trial", refused)
+            await running.hub.count("trial", refused, "")
         assert (error.value.message, error.value.field) == ("the template refuses", "messages")
         assert len(worker.engine.generated) == 1
 
@@ -166,10 +166,10 @@ async def test_a_count_ends_with_its_worker_and_too_many_are_refused() -> None:
 
     async with relay(resume_grace_s=0.1) as running:
         worker = await running.worker(Slow())
-        asked = [asyncio.ensure_future(running.hub.count("trial", job(1))) for _ in range(MAX_COUNTS)]
+        asked = [asyncio.ensure_future(running.hub.count("trial", job(1), "")) for _ in range(MAX_COUNTS)]
         await counting.wait()
         with pytest.raises(TooManyRequests):
-            await running.hub.count("trial", job(1))
+            await running.hub.count("trial", job(1), "")
         asked.pop().cancel()
         worker.worker.stop()
         results = await asyncio.gather(*asked, return_exceptions=True)

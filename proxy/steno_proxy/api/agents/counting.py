@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from steno.contracts.chat import Job
+from steno.contracts.chat import CanonicalRequest, Job
 from steno.contracts.errors import StenoError
 from steno.contracts.records import TRIAL_ID
 from steno_proxy import logs, metrics
@@ -41,8 +41,8 @@ class ErrorFormat(Protocol):
 class CountFormat(ErrorFormat, Protocol):
     """What of a wire format counting needs."""
 
-    def parse_count(self, body: bytes) -> Job:
-        """Raises: BadRequest with the dotted path of the field to blame."""
+    def parse_count(self, body: bytes) -> CanonicalRequest:
+        """Of it, the job and the model count. Raises: BadRequest with the dotted path of the field to blame."""
         ...
 
     def count_answer(self, tokens: int) -> bytes: ...
@@ -87,7 +87,8 @@ class TokenEndpoint(ABC):
         self._rates.enter(trial_id)
         share = self._bodies.inflight.hold(trial_id)
         try:
-            return await self._answer(trial_id, await self._bodies.read(scope, receive, share))
+            body = await self._bodies.read(scope, receive, share)
+            return await self._answer(trial_id, body, scope["path_params"].get("model"))
         finally:
             share.close()
             self._rates.leave(trial_id)
@@ -98,7 +99,9 @@ class TokenEndpoint(ABC):
         await self._keys.check_current(key_of(scope["headers"]), trial_id)
 
     @abstractmethod
-    async def _answer(self, trial_id: str, body: bytes) -> bytes: ...
+    async def _answer(self, trial_id: str, body: bytes, model: str | None) -> bytes:
+        """model: where a format has it in the path."""
+        ...
 
     async def _parsed(self, parse: Callable[[bytes], T], body: bytes, job_of: Callable[[T], Job]) -> T:
         found = await self._bodies.parsed(parse, body, job_of)
@@ -117,9 +120,10 @@ class CountEndpoint(TokenEndpoint):
         super().__init__(counter, f"{counter.name}_count", hub, keys, **bounds)
         self._counter = counter
 
-    async def _answer(self, trial_id: str, body: bytes) -> bytes:
-        job = await self._parsed(self._counter.parse_count, body, lambda job: job)
-        return self._counter.count_answer(await self._hub.count(trial_id, job))
+    async def _answer(self, trial_id: str, body: bytes, model: str | None) -> bytes:
+        asked = await self._parsed(self._counter.parse_count, body, lambda asked: asked.job)
+        named = asked.model if model is None else model
+        return self._counter.count_answer(await self._hub.count(trial_id, asked.job, named))
 
 
 class TokenizeEndpoint(TokenEndpoint):
@@ -129,7 +133,7 @@ class TokenizeEndpoint(TokenEndpoint):
         super().__init__(question, question.name, hub, keys, **bounds)
         self._question = question
 
-    async def _answer(self, trial_id: str, body: bytes) -> bytes:
+    async def _answer(self, trial_id: str, body: bytes, model: str | None) -> bytes:
         request = await self._parsed(self._question.parse, body, lambda request: request.frame.job)
         counted, card = await self._hub.tokenize(trial_id, request.frame, request.model)
         pieces: list[bytes] = []

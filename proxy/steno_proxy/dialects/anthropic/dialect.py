@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from steno.contracts.chat import MERGED, CanonicalRequest, Job, Message, ToolCallPiece, merged
+from steno.contracts.chat import MERGED, CanonicalRequest, Message, ToolCallPiece, merged
 from steno.contracts.errors import ContextOverflow, StenoError
 from steno_proxy.dialects.anthropic.jobs import MessagesBody, canonical
 from steno_proxy.dialects.anthropic.schema import COUNT_TOKENS, MESSAGES
@@ -75,10 +75,11 @@ class MessagesCount:
 
     name: ClassVar[str] = MessagesDialect.name
 
-    def parse_count(self, body: bytes) -> Job:
+    def parse_count(self, body: bytes) -> CanonicalRequest:
         """Raises: BadRequest naming the field."""
-        job = canonical(decode(_decoder, body), complete=False).job
-        return msgspec.structs.replace(job, messages=merged(job.messages, MERGED))
+        asked = canonical(decode(_decoder, body), complete=False)
+        asked.job = msgspec.structs.replace(asked.job, messages=merged(asked.job.messages, MERGED))
+        return asked
 
     def count_answer(self, tokens: int) -> bytes:
         return to_json({"input_tokens": tokens})

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from steno.contracts.chat import CanonicalRequest, Job, TokenLogprob
+from steno.contracts.chat import CanonicalRequest, TokenLogprob
 from steno.contracts.errors import BadRequest, ContextOverflow, StenoError
 from steno_proxy.dialects.base import Choice, Header, Piece, Writer, decode
 from steno_proxy.dialects.gemini import contents, jobs
@@ -111,12 +111,13 @@ class GeminiCount:
 
     name: ClassVar[str] = GeminiDialect.name
 
-    def parse_count(self, body: bytes) -> Job:
+    def parse_count(self, body: bytes) -> CanonicalRequest:
         """Raises: BadRequest naming the field."""
         fields = Fields(decode(_decoder, body))
         try:
             whole = fields.sub("generateContentRequest")
-            return jobs.job_of(Fields(whole.given) if whole else fields, SeenParts(), complete=False)[0]
+            job, _ = jobs.job_of(Fields(whole.given) if whole else fields, SeenParts(), complete=False)
+            return CanonicalRequest(dialect=self.name, model="", job=job)
         except RecursionError:
             raise BadRequest("the body is nested too deeply") from None
 

@@ -131,14 +131,14 @@ class ResponsesCount:
 
     name: ClassVar[str] = "responses"
 
-    def parse_count(self, body: bytes) -> Job:
+    def parse_count(self, body: bytes) -> CanonicalRequest:
         asked = canonical(decode(_decoder, body), complete=False)
         for field, given in (("previous_response_id", asked.after), ("input", asked.refers)):
             if given:
                 raise BadRequest(
                     f"{field} is not supported when tokens are counted: send its items in input", field=field
                 )
-        return asked.job
+        return asked
 
     def count_answer(self, tokens: int) -> bytes:
         return to_json({"object": "response.input_tokens", "input_tokens": tokens})

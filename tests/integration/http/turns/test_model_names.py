@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import CollectorRegistry
 
+from steno.contracts.chat import Job
 from steno.contracts.errors import Conflict, NotFound
 from steno_proxy.store.redis.store import RedisStore
 from steno_worker.config import WorkerSettings
@@ -20,6 +21,17 @@ from tests.support.waiting import until
 from tests.support.workers.parrot import ParrotEngine
 
 JUDGE = "org/judge-7b"
+
+
+class CountingParrot(ParrotEngine):
+    """Of any prompt it says that it has so many tokens."""
+
+    def __init__(self, tokens: int, **card: str) -> None:
+        super().__init__(**card)
+        self._tokens = tokens
+
+    async def count(self, job: Job) -> int:
+        return self._tokens
 
 
 @contextlib.asynccontextmanager
@@ -141,3 +153,29 @@ async def test_who_waits_for_a_model_without_any_worker_is_told_at_once_when_it_
         await until(lambda: len(proxy.app.state.hub.waiting) == 2)
         await proxy.steno.retire_model("actor")
         assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [503, 503]
+
+
+async def test_tokens_are_counted_by_the_model_that_is_named() -> None:
+    said = [{"role": "user", "content": "hello"}]
+
+    async def counts(model: str) -> list[int]:
+        found = []
+        for path, body, field in (
+            ("messages/count_tokens", {"model": model, "messages": said}, "input_tokens"),
+            ("responses/input_tokens", {"model": model, "input": said}, "input_tokens"),
+            (f"models/{model}:countTokens", {"contents": {"parts": [{"text": "hello"}]}}, "totalTokens"),
+        ):
+            answer = await proxy.http.post(f"/a/v1/{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            found.append(answer.json()[field])
+        return found
+
+    actor, judge = CountingParrot(7, name="actor"), CountingParrot(11, name=JUDGE, policy="frozen")
+    async with running(worker=False) as proxy:
+        async with serving(actor, proxy):
+            async with serving(judge, proxy):
+                assert [await counts(name) for name in (JUDGE, "actor", "gpt-5")] == [[11] * 3, [7] * 3, [7] * 3]
+            refused = await proxy.http.post("/a/v1/messages/count_tokens", json={"model": JUDGE, "messages": said})
+            assert refused.status_code == 503 and f"no worker serves the model '{JUDGE}'" in refused.text
+        async with serving(judge, proxy):
+            assert await counts(JUDGE) == [11] * 3, "the other model is away, and nobody asks for it"

@@ -198,4 +198,4 @@ def test_an_image_alone_is_a_message() -> None:
 
 def test_counts_take_images_too() -> None:
     for counter, body in ((MessagesCount(), messages()), (ResponsesCount(), responses()), (GeminiCount(), gemini())):
-        assert has_images(counter.parse_count(json.dumps(body).encode()).messages)
+        assert has_images(counter.parse_count(json.dumps(body).encode()).job.messages)

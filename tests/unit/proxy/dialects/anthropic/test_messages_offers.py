@@ -184,4 +184,4 @@ def test_beside_a_tool_of_the_clients_they_are_left_out() -> None:
 
 def test_their_tokens_can_be_counted() -> None:
     body = {"messages": [USER], "tools": [PROVIDERS]}
-    assert MessagesCount().parse_count(json.dumps(body).encode()).tools == []
+    assert MessagesCount().parse_count(json.dumps(body).encode()).job.tools == []

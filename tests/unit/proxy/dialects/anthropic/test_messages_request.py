@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steno.contracts.chat import CanonicalRequest, Job
+from steno.contracts.chat import CanonicalRequest
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.anthropic.dialect import MessagesCount, MessagesDialect, blocks
 from steno_proxy.sessions.messages.call_ids import echoed_ids
@@ -233,8 +233,9 @@ def test_structured_output(where: str) -> None:
 
 
 def test_count_tokens_takes_what_is_not_to_be_answered() -> None:
-    job = MessagesCount().parse_count(json.dumps({"messages": [USER, {"role": "assistant", "content": "I"}]}).encode())
-    assert isinstance(job, Job) and [message["role"] for message in job.messages] == ["user", "assistant"]
+    body = json.dumps({"model": "m", "messages": [USER, {"role": "assistant", "content": "I"}]}).encode()
+    asked = MessagesCount().parse_count(body)
+    assert asked.model == "m" and [message["role"] for message in asked.job.messages] == ["user", "assistant"]
     assert MessagesCount().count_answer(7) == b'{"input_tokens":7}'
 
 

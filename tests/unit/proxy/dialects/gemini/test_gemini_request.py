@@ -144,7 +144,7 @@ def test_a_request_whose_tools_all_are_googles_is_refused() -> None:
             "tools.0: got 'googleSearch': the provider runs it, nobody here can, and the request has no other tool"
         )
     asked = {"contents": [user({"text": "hi"})], "tools": [{"googleSearch": {}}]}
-    assert GeminiCount().parse_count(json.dumps(asked).encode()).tools == []
+    assert GeminiCount().parse_count(json.dumps(asked).encode()).job.tools == []
 
 
 # -- tools and config
@@ -377,10 +377,10 @@ def test_an_error_shows_the_beginning_of_each_name_above_it() -> None:
 
 def test_a_count_is_of_contents_or_of_a_whole_request() -> None:
     counter = GeminiCount()
-    assert counter.parse_count(json.dumps({"contents": HI}).encode()) == parse().job
+    assert counter.parse_count(json.dumps({"contents": HI}).encode()).job == parse().job
     whole = {"model": "models/x", "contents": HI, "systemInstruction": "s", "tools": TOOLS}
-    job = counter.parse_count(json.dumps({"generateContentRequest": whole}).encode())
-    assert job == parse(systemInstruction="s", tools=TOOLS).job
+    asked = counter.parse_count(json.dumps({"generateContentRequest": whole}).encode())
+    assert asked.job == parse(systemInstruction="s", tools=TOOLS).job
     assert json.loads(counter.count_answer(7))["totalTokens"] == 7
 
 

@@ -39,7 +39,7 @@ def test_a_trigger_asks_for_nothing_in_another_place_or_alone() -> None:
     assert not asked.compacts and asked.dropped == ["compaction_trigger"]
     assert refused([TRIGGER]).field == "input"
     body = json.dumps({"input": [USER, TRIGGER]}).encode()
-    assert ResponsesCount().parse_count(body).messages == [USER]
+    assert ResponsesCount().parse_count(body).job.messages == [USER]
 
 
 def test_the_answer_is_one_sealed_item_which_is_the_conversation_when_it_comes_back() -> None:
