@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -64,10 +64,13 @@ class BodyReader:
         self.inflight = inflight
         self.pace = pace
 
-    async def read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes:
+    def incoming(self, receive: Receive) -> IncomingBody:
+        """The body of a request. Its time begins here."""
+        return IncomingBody(receive, max_bytes=self.max_bytes, timeout_s=self.timeout_s, setting="max_body_bytes")
+
+    async def read(self, scope: Scope, incoming: IncomingBody, share: BodyShare) -> bytes:
         """Raises: as `read_body`; BodyTooLarge: it holds more than it may."""
-        bounds: dict[str, Any] = {"max_bytes": self.max_bytes, "timeout_s": self.timeout_s, "setting": "max_body_bytes"}
-        body = await read_body(scope, receive, share=share, pace=self.pace, **bounds)
+        body = await read_body(scope, incoming, share=share, pace=self.pace)
         if unbounded(body, self.max_nodes):
             await self.pace.steps(check_nodes(body, self.max_nodes))
         return body
@@ -84,23 +87,54 @@ class BodyReader:
             await self.pace.steps(check_arguments(job_of(found).messages, self.max_nodes))
         return found
 
-    async def digest(self, receive: Receive) -> bytes:
-        return await digest_body(receive, max_bytes=self.max_bytes, timeout_s=self.timeout_s)
+    async def digest(self, incoming: IncomingBody) -> bytes:
+        return await digest_body(incoming, self.pace)
+
+
+class IncomingBody:
+    """A request's body, in parts as they come. Where one reader stops, another can go on.
+
+    Args: max_bytes: of all parts. timeout_s: for all of them to come. setting: that says `max_bytes`, if one does.
+    Attributes: size: bytes that have come. kept: the parts that a reader keeps.
+    """
+
+    __slots__ = ("_deadline", "_receive", "_timeout_s", "_whole", "kept", "max_bytes", "setting", "size")
+
+    def __init__(self, receive: Receive, *, max_bytes: int, timeout_s: float, setting: str = "") -> None:
+        self.max_bytes = max_bytes
+        self.setting = setting
+        self.size = 0
+        self.kept: list[bytes] = []
+        self._receive = receive
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._whole = False
+
+    async def part(self) -> bytes | None:
+        """The next one; None: the last one has come. Raises: BodyTooLarge, BodyTimeout, ClientLeft."""
+        if self._whole:
+            return None
+        try:
+            async with asyncio.timeout(self._deadline - time.monotonic()):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTimeout(
+                f"the request body did not arrive within {self._timeout_s:g} s (body_timeout_s)"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("the client left before its request was complete")
+        part: bytes = message.get("body", b"")
+        self.size += len(part)
+        self._whole = not message.get("more_body", False)
+        _check_size(self.size, self.max_bytes, self.setting, "at least ")
+        return part
 
 
 async def read_body(
-    scope: Scope,
-    receive: Receive,
-    *,
-    max_bytes: int,
-    timeout_s: float,
-    share: BodyShare | None = None,
-    pace: Pace | None = None,
-    setting: str = "",
+    scope: Scope, incoming: IncomingBody, *, share: BodyShare | None = None, pace: Pace | None = None
 ) -> bytes:
-    """The request's body; never more than `max_bytes` in memory. share: its share of all that is in flight, counted before it is
-    read where its length is declared, and as it comes where not. pace: a long one is put together in a slice of its own. setting:
-    that says `max_bytes`, if one does.
+    """The request's body; never more than its `max_bytes` in memory. share: its share of all that is in flight, counted before it
+    is read where its length is declared, and as it comes where not. pace: a long one is put together in a slice of its own.
 
     Raises: BodyTooLarge, as soon as it is known; BadRequest: it is compressed; TooManyRequests: there is no room for it now;
         BodyTimeout; ClientLeft.
@@ -108,7 +142,7 @@ async def read_body(
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             declared = int(value[:20])
-            _check_size(declared, max_bytes, setting)
+            _check_size(declared, incoming.max_bytes, incoming.setting)
             if share is not None:
                 share.grow(declared)
         if name == b"content-encoding" and value.lower() != b"identity":
@@ -117,45 +151,26 @@ async def read_body(
                 f"content-encoding: got {coding!r}, must be identity: send the body uncompressed",
                 field="content-encoding",
             )
-    parts: list[bytes] = []
-
-    def take(part: bytes, size: int) -> None:
-        parts.append(part)
+    while (part := await incoming.part()) is not None:
+        incoming.kept.append(part)
         if share is not None:
-            share.grow(size)
-
-    await _take_parts(receive, take, max_bytes, timeout_s, setting)
-    if pace is not None and sum(map(len, parts)) >= LARGE_BYTES:
+            share.grow(incoming.size)
+    parts, incoming.kept = incoming.kept, []
+    if pace is not None and incoming.size >= LARGE_BYTES:
         await pace.turn()
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def digest_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
-    """`body_digest` of a body that is not kept. Raises: BodyTooLarge, BodyTimeout, ClientLeft."""
+async def digest_body(incoming: IncomingBody, pace: Pace) -> bytes:
+    """`body_digest` of a body that is not kept, also where `read_body` has begun with it. Raises: BodyTooLarge, BodyTimeout,
+    ClientLeft."""
     digest = body_digest()
-    await _take_parts(receive, lambda part, size: digest.update(part), max_bytes, timeout_s)
+    if incoming.kept:
+        await pace.steps(map(digest.update, incoming.kept))
+        incoming.kept = []
+    while (part := await incoming.part()) is not None:
+        digest.update(part)
     return digest.digest()
-
-
-async def _take_parts(
-    receive: Receive, take: Callable[[bytes, int], None], max_bytes: int, timeout_s: float, setting: str = ""
-) -> None:
-    """`take` gets each part of a body as it comes, and how many bytes have come with it."""
-    deadline, size = time.monotonic() + timeout_s, 0
-    while True:
-        try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                message = await receive()
-        except TimeoutError:
-            raise BodyTimeout(f"the request body did not arrive within {timeout_s:g} s (body_timeout_s)") from None
-        if message["type"] == "http.disconnect":
-            raise ClientLeft("the client left before its request was complete")
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        _check_size(size, max_bytes, setting, "at least ")
-        take(part, size)
-        if not message.get("more_body", False):
-            return
 
 
 def _check_size(size: int, max_bytes: int, setting: str, about: str = "") -> None:

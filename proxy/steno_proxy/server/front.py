@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steno.contracts.errors import BadRequest, Forbidden, NotFound, StenoError
 from steno.contracts.records import RESERVED_TRIAL_IDS
 from steno_proxy import logs
-from steno_proxy.api.agent_http import read_body, refusal_headers
+from steno_proxy.api.agent_http import IncomingBody, read_body, refusal_headers
 from steno_proxy.api.agents.lookup import error_words
 from steno_proxy.api.common import Ports, error_response
 from steno_proxy.api.origin_guard import OriginGuard, from_a_page
@@ -120,7 +120,8 @@ class Application(FastAPI):
         send = _with_id(send, request_id)
         if (limit := self._limit(scope["method"], scope["path"])) is not None:
             try:
-                body = await read_body(scope, receive, max_bytes=limit, timeout_s=self._body_timeout_s)
+                incoming = IncomingBody(receive, max_bytes=limit, timeout_s=self._body_timeout_s)
+                body = await read_body(scope, incoming)
             except ClientLeft:
                 return
             except StenoError as error:

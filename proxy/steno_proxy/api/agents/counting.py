@@ -87,7 +87,7 @@ class TokenEndpoint(ABC):
         self._rates.enter(trial_id)
         share = self._bodies.inflight.hold(trial_id)
         try:
-            body = await self._bodies.read(scope, receive, share)
+            body = await self._bodies.read(scope, self._bodies.incoming(receive), share)
             return await self._answer(trial_id, body, scope["path_params"].get("model"))
         finally:
             share.close()

@@ -27,6 +27,7 @@ from steno_proxy.api.agent_http import (
     MAX_MODEL_CHARS,
     BodyReader,
     HttpClient,
+    IncomingBody,
     check_trial_id,
     refusal_headers,
 )
@@ -121,7 +122,7 @@ class GenerationEndpoint:
         try:
             self._rates.enter(trial_id)
         except TooManyRequests:
-            await self._note_refused(trial_id, scope, receive)
+            await self._note_refused(trial_id, scope, self._bodies.incoming(receive))
             raise
         share = self._bodies.inflight.hold(trial_id)
         try:
@@ -135,10 +136,11 @@ class GenerationEndpoint:
         self, trial_id: str, scope: Scope, receive: Receive, share: BodyShare
     ) -> tuple[CanonicalRequest, int]:
         """The request, and how often its client says that it has sent it before. The body itself is not kept."""
+        incoming = self._bodies.incoming(receive)
         try:
-            body = await self._bodies.read(scope, receive, share)
+            body = await self._bodies.read(scope, incoming, share)
         except TooManyRequests:
-            await self._note_refused(trial_id, scope, receive)
+            await self._note_refused(trial_id, scope, incoming)
             raise
         asked = await self._bodies.parsed(self._dialect.parse, body, lambda asked: asked.job)
         asked.body_bytes = len(body)
@@ -161,12 +163,12 @@ class GenerationEndpoint:
                 log.info("ignored items of unknown types in a request: %s", new)
         return asked, again
 
-    async def _note_refused(self, trial_id: str, scope: Scope, receive: Receive) -> None:
+    async def _note_refused(self, trial_id: str, scope: Scope, incoming: IncomingBody) -> None:
         """So that its retry is not taken for one of an identical request that was answered."""
         if retries_so_far(scope["headers"]) or not self._rates.refused.has_room(trial_id):
             return
         with contextlib.suppress(StenoError):
-            digest = await self._bodies.digest(receive)
+            digest = await self._bodies.digest(incoming)
             self._rates.refused.note(trial_id, digest)
 
     async def _run(

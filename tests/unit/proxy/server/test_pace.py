@@ -12,7 +12,7 @@ from fastapi import Request
 
 from steno.contracts.rest import TurnPage
 from steno.contracts.runs.leases import GroupList, GroupPlace
-from steno_proxy.api.agent_http import read_body
+from steno_proxy.api.agent_http import IncomingBody, read_body
 from steno_proxy.api.common import encoded, encoded_items
 from steno_proxy.api.control.groups import LISTED_AT_ONCE, list_groups
 from steno_proxy.config.settings import ProxySettings
@@ -71,7 +71,8 @@ async def test_a_long_body_is_put_together_in_a_slice(parts: int, turns: int) ->
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": part, "more_body": next(left) < parts - 1}
 
-    body = await read_body({"headers": []}, receive, max_bytes=LARGE_BYTES * 2, timeout_s=10.0, pace=pace)
+    incoming = IncomingBody(receive, max_bytes=LARGE_BYTES * 2, timeout_s=10.0)
+    body = await read_body({"headers": []}, incoming, pace=pace)
     assert (body == part * parts, pace.said) == (True, ["turn"] * turns)
 
 
