@@ -1,5 +1,6 @@
 """Reading JSON as Google's APIs do: a field may be spelt `maxOutputTokens` or `max_output_tokens`, integers may come as
-strings or as `64.0`, null is absent, and what is not known is ignored. Each refusal names the field by its dotted path.
+strings or as `64.0`, an object may stand for a list of one, null is absent, and what is not known is ignored. Each refusal names
+the field by its dotted path.
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ class Fields:
         return found
 
     def each(self, name: str) -> list[Fields]:
-        return [Fields(item, f"{self.at(name)}.{i}") for i, item in enumerate(self.items(name))]
+        """The objects of a list. An object alone is a list of one."""
+        value = self.get(name)
+        found = [value] if isinstance(value, dict) else self.items(name)
+        return [Fields(item, f"{self.at(name)}.{i}") for i, item in enumerate(found)]
 
     @overload
     def sub(self, name: str) -> Fields | None: ...

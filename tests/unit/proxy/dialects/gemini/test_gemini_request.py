@@ -60,6 +60,14 @@ def test_texts_roles_and_the_system_instruction() -> None:
     assert parse({"role": "user", "parts": [{"text": "one"}]}).job.messages == [{"role": "user", "content": "one"}]
 
 
+def test_an_object_in_place_of_a_list_is_its_only_item() -> None:
+    """Google's own samples for curl send such."""
+    one = {"role": "user", "parts": {"text": "hi"}}
+    request = parse(one, system_instruction={"parts": {"text": "s"}}, tools={"functionDeclarations": {"name": "f"}})
+    listed = parse(systemInstruction={"parts": [{"text": "s"}]}, tools=[{"functionDeclarations": [{"name": "f"}]}])
+    assert request.job == listed.job
+
+
 def test_neighbouring_contents_of_the_model_are_one_message_its_texts_joined_as_they_are() -> None:
     chunks = [model({"text": "th", "thought": True}), model({"text": "ought", "thought": True}), model({"text": "a\n"})]
     messages = said(user({"text": "q"}), *chunks, model({"text": " "}), model({"text": "b"}), model({"text": ""}))
@@ -274,7 +282,9 @@ def test_formats_of_the_response(config: dict[str, Any], kind: str, schema: Any)
         ({"contents": None}, "contents"),
         ({"contents": ["hi"]}, "contents.0"),
         ({"contents": [{"role": "judge", "parts": []}]}, "contents.0.role"),
+        ({"contents": [{"role": "user", "parts": "hi"}]}, "contents.0.parts"),
         ({"contents": [user({"text": 7})]}, "contents.0.parts.0.text"),
+        ({"contents": [{"role": "user", "parts": {"text": 7}}]}, "contents.0.parts.0.text"),
         ({"contents": [user({"text": "a"}, {"inlineData": {"data": ""}})]}, "contents.0.parts.1.inlineData.mimeType"),
         ({"contents": [user({"file_data": {"fileUri": ""}})]}, "contents.0.parts.0.fileData.fileUri"),
         (
@@ -288,6 +298,7 @@ def test_formats_of_the_response(config: dict[str, Any], kind: str, schema: Any)
         ({"systemInstruction": {"parts": [{"inlineData": {}}]}}, "systemInstruction.parts.0.inlineData"),
         ({"cachedContent": "cachedContents/x"}, "cachedContent"),
         ({"tools": [{"functionDeclarations": [{"name": ""}]}]}, "tools.0.functionDeclarations.0.name"),
+        ({"tools": {"functionDeclarations": {"name": ""}}}, "tools.0.functionDeclarations.0.name"),
         (
             {"tools": [{"functionDeclarations": [{"name": "f", "parameters": {"properties": {"a": 1}}}]}]},
             "tools.0.functionDeclarations.0.parameters.properties.a",
