@@ -1,9 +1,10 @@
 """OpenAI Chat Completions, the request -> the canonical one.
 
 What a client may send is honoured or refused by name; what it does not know of (unknown fields, at every level) is ignored.
-`developer` is `system`; null, absent and "" content are the same; content parts are texts, of users and tools images too, of
-assistants reasoning (anything else is a 400 naming the part: what a user sent must not vanish). Clients
-echo `reasoning_content` (some say `reasoning`), which is taken as it is. Which tools there are is `chat_tools.py`.
+`developer` is `system`; null, absent and "" content are the same, and an assistant's `refusal` is its text then; content parts
+are texts, of users and tools images too, of assistants reasoning (anything else is a 400 naming the part: what a user sent must
+not vanish). Clients echo `reasoning_content` (some say `reasoning`), which is taken as it is. Which tools there are is
+`chat_tools.py`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class _Message(msgspec.Struct):
     name: str | None = None
     tool_calls: list[_Call] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
     tools: Any = None
@@ -119,6 +121,8 @@ def _message(i: int, given: _Message, seen: SeenParts) -> Message:
         content = _content(
             f"messages.{i}.content", content or [], seen, images=role in ("user", "tool"), thoughts=thoughts
         )
+    if role == "assistant" and given.refusal:
+        content = content or given.refusal
     message: Message = {"role": role, "content": content}
     if given.name:
         message["name"] = given.name

@@ -72,6 +72,7 @@ _MESSAGE = obj(
     role=one_of("system", "developer", "user", "assistant", "tool"),
     content=nullable(any_of(STRING, array(any_of(block("text", "text", text=STRING), _IMAGE)))),
     name=nullable(STRING),
+    refusal=nullable(STRING),
     reasoning_content=nullable(STRING),
     reasoning=nullable(STRING),
     tool_calls=nullable(array(obj("id type function", id=STRING, type=const("function"), function=_FUNCTION_CALLED))),

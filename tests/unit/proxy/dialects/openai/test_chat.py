@@ -35,6 +35,15 @@ def test_null_absent_and_empty_content_are_equal() -> None:
     assert [m["content"] for m in parse(messages=messages).job.messages] == ["", "", ""]
 
 
+@pytest.mark.parametrize("content", [None, "", [], [{"type": "refusal", "refusal": "I can't."}]])
+def test_what_an_assistant_refused_with_is_its_text(content: Any) -> None:
+    messages = [USER, {"role": "assistant", "content": content, "refusal": "I can't."}, USER]
+    assert parse(messages=messages).job.messages[1] == {"role": "assistant", "content": "I can't."}
+    messages[1]["content"] = "so"
+    assert parse(messages=messages).job.messages[1]["content"] == "so"
+    assert refused(messages=[{"role": "assistant", "refusal": 7}]).field == "messages.0.refusal"
+
+
 def test_developer_becomes_system_and_one_text_part_its_text() -> None:
     parts = [{"type": "text", "text": "a", "cache_control": {}}]
     job = parse(messages=[{"role": "developer", "content": parts}, USER]).job
