@@ -157,7 +157,7 @@ class CanonicalRequest(msgspec.Struct):
     """One request of an agent, whatever its dialect.
 
     asked: the sampling fields exactly as the client sent them, for the record.
-    model: the name the client asked for; recorded, never routed on.
+    model: the name the client asked for. It is recorded, and says which of the served models answers.
     dropped: types of the items that were left out of the messages because the dialect does not know them, one each.
     images: dotted paths of the images among the messages, as the client names them.
     after: turn id; the stored conversation that this turn ended comes before the messages. "": they are the whole.
