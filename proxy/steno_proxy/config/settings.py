@@ -122,8 +122,8 @@ class ProxySettings(Settings):
     max_inflight_bytes: int = Field(
         512 * 2**20,
         ge=1024,
-        description="bytes of all request bodies in flight, from the first byte to the end of the answer; more: 429, unread; "
-        "bodies up to 256 KiB are not counted",
+        description="bytes of all request bodies in flight, from the first byte to the end of the answer; more: 429, and the "
+        "body is not kept; bodies up to 256 KiB are not counted",
     )
     trial_inflight_bytes: int = Field(
         128 * 2**20, ge=1024, description="the same, of one trial's bodies; a single one above either: 413"

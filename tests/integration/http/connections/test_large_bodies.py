@@ -104,7 +104,7 @@ def head(trial_id: str, framing: str) -> bytes:
 
 
 def test_bytes_in_flight_are_bounded_for_each_trial(stack: Stack) -> None:
-    """A body that never fits is 413; one that does not fit beside another waits for its turn with 429, unread; others don't."""
+    """A body that never fits is 413; one that does not fit beside another waits for its turn with 429; others don't."""
     never = post(stack, "a", b" " * (25 * MB))
     assert never.status_code == 413 and f"trial_inflight_bytes is {24 * MB}" in never.text
     with socket.create_connection(("127.0.0.1", stack.port), timeout=SLOW_S) as slow:
