@@ -13,7 +13,7 @@ import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from steno_rollouts.config import RolloutSettings
 from steno_rollouts.groups.admission import Admission
 from steno_rollouts.groups.plan import GroupOptions, Planned
 from steno_rollouts.harness import Rollouts
-from steno_rollouts.tasks.task import Task, group_id
+from steno_rollouts.tasks.task import Task, divided, group_id
 from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner
 
@@ -149,7 +149,8 @@ class Collector:
         that were not acknowledged come first. A group in which no trial came to a reward is not among them. What was leased
         before an error comes with the next call.
 
-        Args: tasks: of `steno_rollouts.tasks.task.load_tasks`, or their fields; each needs a `task_id`. branches: as `lease`.
+        Args: tasks: of `steno_rollouts.tasks.task.load_tasks`, or their fields, each with a `task_id`; those that begin with `_`,
+            and `hide` of the settings, are withheld from commands as there. branches: as `lease`.
         Raises: BadRequest: no agent; a task without an id, or two with one. StenoError: the proxy refuses or is away for long.
             KeyboardInterrupt and the like: trials that run have been ended as `cancelled`, and nothing is leased.
         """
@@ -243,7 +244,8 @@ class Collector:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_serve, args=(self._loop,), name="steno-rollouts", daemon=True).start()
-        planned = self._noted(_planned(tasks, "again" if again else f"{self._name}-{self._round}", again))
+        hide = self._prepared.settings.hide if self._prepared is not None else ()
+        planned = self._noted(_planned(tasks, hide, "again" if again else f"{self._name}-{self._round}", again))
         self._round += 1
         running = asyncio.run_coroutine_threadsafe(self._roll(planned, n, admission, again), self._loop)
         self._running = [earlier for earlier in self._running if not earlier.done()] + [running]
@@ -318,10 +320,12 @@ class Collector:
                         log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)
 
 
-def _planned(tasks: Iterable[Task | Mapping[str, Any]], round_name: str, again: bool) -> Iterator[Planned]:
+def _planned(
+    tasks: Iterable[Task | Mapping[str, Any]], hide: Collection[str], round_name: str, again: bool
+) -> Iterator[Planned]:
     seen = Counter[str]()
     for given in tasks:
-        task = given if isinstance(given, Task) else Task(str(given.get("task_id", "")), dict(given))
+        task = given if isinstance(given, Task) else Task(str(given.get("task_id", "")), *divided(given, hide))
         if not task.task_id:
             raise BadRequest(f"tasks: {str(given)[:200]!r} has no task_id", field="tasks")
         if seen[task.task_id] and not again:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -124,6 +125,38 @@ def test_settings_of_rollouts_run_their_command(stack: Stack, tmp_path: Path) ->
         with Collector(stack.url, "command", agent=settings) as collector:
             [group] = collector.collect(collector.tasks, 2)
             assert list(group.rewards.values()) == [0.5, 0.5]
+
+
+SHOWS = """
+import json, os
+from steno_cli.demo.toy_agent import main
+main()
+json.dump([dict(os.environ), json.load(open(os.environ["STENO_TASK_FILE"]))], open("shown.json", "w"))
+"""
+SCORES = """
+import json
+def score(task, workdir):
+    (workdir.parents[2] / "scored.json").write_text(json.dumps([task, *json.loads((workdir / "shown.json").read_text())]))
+    return 1.0
+"""
+
+
+def test_fields_that_are_withheld_reach_the_reward_function_alone(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"task_id": "other", "seed": 7, "tests": ""}\n')
+    (tmp_path / "score.py").write_text(SCORES)
+    settings = RolloutSettings(
+        tasks=tmp_path / "tasks.jsonl", command=[sys.executable, "-c", SHOWS, "--seed", "{seed}"], proxy=stack.url,
+        confine="off", work_dir=tmp_path / "work", reward=f"{tmp_path / 'score.py'}:score", hide=["tests"],
+    )  # fmt: skip
+    task = {"task_id": "seven", "seed": 7, "_answer": "blue", "tests": "green"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", SOURCES)
+        with Collector(stack.url, "withheld", agent=settings) as collector:
+            [group] = collector.collect([task], 1)
+    scored, environment, file = json.loads((tmp_path / "scored.json").read_text())
+    assert scored == task
+    assert group.task == file == {"task_id": "seven", "seed": 7}
+    assert not {"STENO_TASK__ANSWER", "STENO_TASK_TESTS"} & environment.keys() and "STENO_TASK_SEED" in environment
 
 
 @pytest.mark.parametrize(
