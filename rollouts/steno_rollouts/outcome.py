@@ -32,7 +32,7 @@ class EndReason(StrEnum):
     NO_REWARD = "no_reward"  # it ran to its end, and nothing said what that was worth
     REWARD_ERROR = "reward_error"  # its reward file is malformed, or the reward function raised, or took too long
     TIMEOUT = "timeout"  # it was ended at its time limit; scored where the reward function or `timeout_reward` says so
-    EXIT_CODE = "exit_code"  # the command failed, and no reward was found
+    EXIT_CODE = "exit_code"  # the command failed, and had no turn or no reward
     START_FAILED = "start_failed"  # the command could not be run at all
     SPARE = "spare"  # enough other trials of its group had a reward before it ended
     CANCELLED = "cancelled"  # ended by Ctrl-C, SIGTERM, or whoever awaited the rollouts

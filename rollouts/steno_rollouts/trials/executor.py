@@ -83,7 +83,7 @@ class Executor(Protocol):
 
         Args: played: it has had a turn, or ran to its end. Raises: RewardError.
         """
-        return await asyncio.to_thread(read_reward, job.workdir)
+        return await asyncio.to_thread(read_reward, job.workdir) if played else None
 
     async def clear(self, folder: Path) -> None:
         """End what rollouts that were killed have left running of the trial with this folder. Idempotent."""

@@ -159,7 +159,7 @@ async def test_what_failed_after_its_first_turn_is_scored_too_unless_the_functio
 
     silent = Silent(turns=0, exits=lambda trial, _: ends[trial[-1]])
     none = await rolled(scored(stack, folder, "silent", "choose", group_size=3, stop_after_failures=0), silent)
-    assert {one.trial_id[-1]: one.metrics.get("own_reward") for one in none} == {"0": None, "1": None, "2": 0.75}
+    assert not any("own_reward" in one.metrics for one in none), "a file does not count without a turn"
     assert {one.trial_id[-1]: (one.status, one.reward) for one in none} == {
         "0": ("completed", 0.5), "1": ("aborted", None), "2": ("aborted", None),
     }  # fmt: skip

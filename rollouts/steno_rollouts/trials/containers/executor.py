@@ -143,11 +143,11 @@ class ContainerExecutor(Executor):
 
     async def verify(self, job: TrialJob, played: bool) -> CommandOutcome | None:
         """The word of the task's tests, in a container of their own; of a task without any, the reward file's."""
+        if not played:
+            return None
         sandbox, image = await self._where(job)
         if sandbox.tests is None:
             return await asyncio.to_thread(read_reward, job.workdir)
-        if not played:
-            return None
         folder = job.folder / "verifier"
         await asyncio.to_thread(self._lay_out, folder, sandbox.tests)
         verifier = self._container(job, "verifier", image, sandbox, [str(TESTS / TEST_SCRIPT)], "none")

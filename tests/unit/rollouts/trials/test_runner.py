@@ -18,6 +18,9 @@ from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import play
+from steno_rollouts.trials.containers.engine import ContainerEngine
+from steno_rollouts.trials.containers.executor import ContainerExecutor
+from steno_rollouts.trials.containers.sandbox import Sandbox
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.play import Assignment, ExecutorPlayer, Player, RunnerOptions
 from steno_rollouts.trials.reward import RewardFunction
@@ -145,6 +148,8 @@ async def outcome(
         ({"turns": 1, "reward": "silent"}, None),
         ({"turns": 1, "reward": "silent", "timeout_reward": -1.0}, -1.0),
         ({"turns": 1, "reward_txt": "0.25", "timeout_reward": -1.0}, 0.25),
+        ({"turns": 0, "reward_txt": "0.25"}, None),
+        ({"turns": 0, "reward_txt": "no number"}, None),
     ],
 )
 async def test_a_trial_that_stalls_is_scored_once_it_has_had_a_turn(
@@ -154,6 +159,27 @@ async def test_a_trial_that_stalls_is_scored_once_it_has_had_a_turn(
     assert posted.reward == reward and posted.end_reason == "timeout"
     assert posted.status == ("aborted" if reward is None else "completed")
     assert posted.metrics.get("half") == (1.0 if reward == -0.5 else None)
+
+
+@pytest.mark.parametrize(("ended", "held"), [(Exit(1), True), (Exit(0), False)])
+async def test_a_reward_file_counts_without_a_turn_only_where_the_command_ended_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Exit, held: bool
+) -> None:
+    """`echo 0 > reward.txt; agent`, and there is no such agent: what fails so is tried again, and stops the rollouts."""
+    monkeypatch.setattr("steno_rollouts.trials.runner.SETTLE_S", 0.0)
+    proxy, options, results = Proxy(turns=0), options_of(tmp_path), list[TrialResult]()
+    player = ExecutorPlayer(proxy.client, Stalls({"reward.txt": "0"}, ended), options)
+    failed = await TrialRunner(proxy.client, player, options).run(proxy.assignment, results.append, hold=True)
+    assert (failed is not None and (failed.verdict.reason, failed.attempts)) == (held and (EndReason.EXIT_CODE, 2))
+    assert [result.reward for result in results] == ([] if held else [0.0])
+
+
+async def test_a_container_without_a_turn_is_not_scored_by_a_file(tmp_path: Path) -> None:
+    (tmp_path / "reward.txt").write_text("0")
+    sandbox = Sandbox("a/b:1", None, 1.0, 64, None, 1.0)
+    containers = ContainerExecutor(ContainerEngine("docker", False), "r", {"t": sandbox}, "python")
+    job = TrialJob("g.0", ["agent"], {}, tmp_path, tmp_path, task=Task("t", {}))
+    assert await containers.verify(job, played=False) is None
 
 
 @pytest.mark.parametrize(
