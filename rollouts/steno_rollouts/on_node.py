@@ -109,10 +109,13 @@ class Attempt:
             name = f"{name}-{os.getpid()}"
         self._folder = self._place / name
         self._brought = self._place / f"{name}.brought"
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Attempt:
+        """Raises: FolderInUse."""
         from steno_rollouts.trials import workdir
 
+        self._held.enter_context(workdir.held(self._folder, self._request.trial.session.created_at))
         workdir.remove(self._brought)
         return self
 
@@ -120,6 +123,7 @@ class Attempt:
         from steno_rollouts.trials import workdir
 
         workdir.remove(self._brought)
+        self._held.close()
 
     async def play(self, keys: Any) -> Any:
         """The attempt, and what came of it."""

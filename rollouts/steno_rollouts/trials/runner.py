@@ -8,9 +8,11 @@ happened is what is recorded, and the trial ends with its reason.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,7 +92,7 @@ class TrialRunner:
             hold: one that failed before its first turn is neither posted nor reported, but returned; `give_up` does both.
             anew: shuts out an attempt that is lost, and may still run, before there is another; None: nothing can.
             not_needed: once it is set, what runs of the trial is ended, and it is posted as `spare`.
-        Raises: ClaimLost; StenoError: the proxy could not be reached, or refuses.
+        Raises: ClaimLost; FolderInUse; StenoError: the proxy could not be reached, or refuses.
         """
         began = self._clock()
         folder = self._folder(assignment)
@@ -131,12 +133,13 @@ class TrialRunner:
     async def _play(
         self, assignment: Assignment, folder: Path, not_needed: asyncio.Event | None
     ) -> tuple[Exit, CommandOutcome]:
-        if not_needed is None:
-            return await self._player.play(assignment, folder)
         spare = Exit(None), CommandOutcome(EndReason.SPARE)
-        if not_needed.is_set():
+        if not_needed is not None and not_needed.is_set():
             return spare
-        return await unless_told(self._player.play(assignment, folder), not_needed.wait()) or spare
+        with self._held(assignment):
+            if not_needed is None:
+                return await self._player.play(assignment, folder)
+            return await unless_told(self._player.play(assignment, folder), not_needed.wait()) or spare
 
     async def give_up(self, failed: FailedTrial) -> TrialResult:
         """Post what failed before its first turn."""
@@ -148,13 +151,18 @@ class TrialRunner:
         """End a trial that is not run: one whose rollouts were killed in the middle, or that is not wanted any more."""
         folder = self._folder(assignment)
         try:
-            await self._player.clear(folder)
-        except CannotStart as error:  # nothing is to be started; and of what runs on nothing is recorded any more
+            with self._held(assignment):
+                await self._player.clear(folder)
+        except (CannotStart, workdir.FolderInUse) as error:
+            # Nothing is to be started; and of what runs on nothing is recorded here any more.
             log.warning("trial %s: it is ended, but not all that it left: %s", assignment.trial_id, error.message)
         return await self._close(assignment, CommandOutcome(reason), self._clock(), 0, Exit(None), folder)
 
     def _folder(self, assignment: Assignment) -> Path:
         return self._options.work_dir / assignment.trial.session.trial_id
+
+    def _held(self, assignment: Assignment) -> AbstractContextManager[None]:
+        return workdir.held(self._folder(assignment), assignment.trial.session.created_at)
 
     async def _close(
         self, assignment: Assignment, verdict: CommandOutcome, began: float, attempts: int, ended: Exit, folder: Path
@@ -175,8 +183,9 @@ class TrialRunner:
         )
         failed = result.failed and (not result.awaits_reward or verdict.failed(scored_together=True))
         keep = self._options.keep == "all" or (self._options.keep == "failed" and failed)
-        if await asyncio.to_thread(workdir.dispose, folder, keep):
-            result = replace(result, folder=str(folder))
+        with contextlib.suppress(workdir.FolderInUse), self._held(assignment):
+            if await asyncio.to_thread(workdir.dispose, folder, keep):
+                result = replace(result, folder=str(folder))
         if failed:
             log.info("trial %s ended: %s %s", result.trial_id, result.end_reason, verdict.detail)
         return result

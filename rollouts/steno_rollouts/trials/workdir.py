@@ -3,6 +3,7 @@
     <root>/<trial_id>/work/       the command's working folder, STENO_WORKDIR
     <root>/<trial_id>/task.json   STENO_TASK_FILE
     <root>/<trial_id>/stdout.log, stderr.log
+    <root>/<trial_id>.launcher    who has the folder, while an attempt runs
 
 Blocking: called in threads; what writes into the folder by `written`.
 """
@@ -17,15 +18,53 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from steno.contracts.errors import ConfigError
 from steno_rollouts.tasks.task import ENVIRONMENT, WITHHELD, Task
+from steno_rollouts.trials.proc import stat_of
 from steno_rollouts.trials.reward import REWARD_JSON, REWARD_TEXT
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class FolderInUse(ConfigError):
+    """A launcher at another proxy runs a trial of the same name there. Never leaves these rollouts, but where they stop."""
+
+    code = "folder_in_use"
+
+
+@contextlib.contextmanager
+def held(folder: Path, created_at: float) -> Iterator[None]:
+    """Meanwhile no launcher at another proxy uses the folder: trials there may have the same names.
+
+    Args: created_at: of the trial on record. Launchers at one proxy all know the same, and may take trials over from each other.
+    Raises: FolderInUse: a launcher that runs has it.
+    """
+    note = folder.with_name(f"{folder.name}.launcher")
+    own = f"{os.getpid()} {_began(os.getpid())} {created_at!r}"
+    with contextlib.suppress(OSError, ValueError):  # a full disk, say, or no note of ours: then nobody can tell
+        note.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            note.symlink_to(own)  # a link is made whole, and never over another one
+        except FileExistsError:
+            pid, began, created = str(note.readlink()).split()
+            if created != repr(created_at) and began == _began(int(pid)):
+                raise FolderInUse(
+                    f"work_dir: {folder} is in use: process {pid} runs a trial of this name at another proxy: give another --run",
+                    field="work_dir",
+                ) from None
+            note.unlink()
+            note.symlink_to(own)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if str(note.readlink()) == own:
+                note.unlink()
 
 
 async def written(write: Callable[..., T], *args: Any, **more: Any) -> T:
@@ -113,6 +152,12 @@ def last_line(path: Path) -> str:
         return ""
     said = next((line for line in reversed(lines) if line.strip()), "")
     return "".join(char if char.isprintable() else " " for char in said).strip()[:200]
+
+
+def _began(pid: int) -> str:
+    """In clock ticks since boot; "none": there is no such process, or it has ended."""
+    fields = stat_of(pid)
+    return fields[19] if fields and fields[0] != "Z" else "none"
 
 
 def _make_writable(folder: Path) -> None:

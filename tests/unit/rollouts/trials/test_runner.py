@@ -96,9 +96,10 @@ class Says(Player):
 class Proxy:
     """One trial of it, and what was posted of that. late: its turns are not on record when it is asked for the first time."""
 
-    def __init__(self, turns: int, *, late: bool = False) -> None:
+    def __init__(self, turns: int, *, late: bool = False, created_at: float = 0.0) -> None:
         self._late = late
-        self.session = Session(trial_id="g.0", group_id="g", created_at=0.0, updated_at=0.0, counts=Counts(turns=turns))
+        counts = Counts(turns=turns)
+        self.session = Session(trial_id="g.0", group_id="g", created_at=created_at, updated_at=0.0, counts=counts)
         self.posted: list[Completion] = []
         self.client = cast(AsyncSteno, SimpleNamespace(session=self._recorded, complete=self._complete))
         trial = Trial(session=self.session, urls={"openai": "o", "anthropic": "a", "gemini": "g"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -9,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from steno_rollouts.outcome import EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
+from steno_rollouts.trials.local import LocalExecutor
+from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
+from steno_rollouts.trials.runner import TrialRunner
 from tests.unit.rollouts.nobody import as_nobody
+from tests.unit.rollouts.trials.test_runner import Proxy
 
 
 def read_only(folder: Path, mode: int) -> None:
@@ -78,3 +84,48 @@ def test_folders_too_deep_in_one_another_stay_with_a_warning(tmp_path: Path, cap
 def test_a_folder_that_is_to_be_kept_is(tmp_path: Path) -> None:
     assert workdir.dispose(tmp_path, keep=True) and tmp_path.exists()
     assert not workdir.dispose(tmp_path / "none", keep=True) and not workdir.dispose(tmp_path / "none", keep=False)
+
+
+async def test_a_trial_that_runs_is_left_alone_by_launchers_at_another_proxy(tmp_path: Path) -> None:
+    """Of the same run and task, so that both trials have one name."""
+    wait = "touch up; until [ -e go ]; do sleep 0.02; done; echo 1 >reward.txt"
+    options = RunnerOptions(("sh", "-c", wait), tmp_path, keep="none")
+    first, second = Proxy(1, created_at=1.0), Proxy(1, created_at=2.0)
+    running = asyncio.create_task(first.ran(ExecutorPlayer(first.client, LocalExecutor(), options), options))
+    work = tmp_path / "g.0" / "work"
+    async with asyncio.timeout(60):
+        while not (work / "up").exists():
+            await asyncio.sleep(0.02)
+    other = TrialRunner(second.client, ExecutorPlayer(second.client, LocalExecutor(), options), options)
+    results = list[TrialResult]()
+    with pytest.raises(
+        workdir.FolderInUse, match=rf"g\.0 is in use: process {os.getpid()} runs .*: give another --run"
+    ):
+        await other.run(second.assignment, results.append)
+    assert not second.posted and not results
+    await other.abandon(second.assignment, EndReason.CANCELLED)
+    (work / "go").touch()
+    assert (await running).reward == 1.0 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        f"{os.getpid()} 1 2.0",  # the number is another process's by now
+        f"1 {workdir._began(1)} 1.0",  # a launcher at the same proxy, which was cut off
+        "no note",
+    ],
+)
+def test_a_folder_is_taken_over_from_who_is_gone_and_from_launchers_at_the_same_proxy(
+    tmp_path: Path, left: str
+) -> None:
+    note = tmp_path / "g.0.launcher"
+    note.symlink_to(left)
+    with workdir.held(tmp_path / "g.0", 1.0):
+        pass
+    assert note.is_symlink() == (left == "no note")
+    note.unlink(missing_ok=True)
+    note.symlink_to(f"1 {workdir._began(1)} 2.0")
+    with pytest.raises(workdir.FolderInUse), workdir.held(tmp_path / "g.0", 1.0):
+        pass
+    assert note.is_symlink()

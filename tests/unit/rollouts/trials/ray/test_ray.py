@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -26,6 +27,7 @@ from steno_rollouts.trials.ray.cluster import Node, RayCluster
 from steno_rollouts.trials.ray.parcels import Answer, Keys, NodeRequest, SentFile, bounded, last_part, packed, unpack
 from steno_rollouts.trials.ray.player import RayPlayer
 from steno_rollouts.trials.runner import TrialRunner
+from steno_rollouts.trials.workdir import FolderInUse
 from tests.support.programs.ports import free_port
 
 SESSION = Session(trial_id="g.0", group_id="g", created_at=0.0, updated_at=0.0)
@@ -122,6 +124,18 @@ async def test_an_attempt_that_a_node_can_not_ask_about_brings_back_what_it_prin
     assert answer.problem is None and answer.outcome.reason is EndReason.START_FAILED
     assert answer.outcome.detail.startswith("node 10.0.0.7: ")
     assert answer.stderr == b"no proxy\n" and not (tmp_path / "node-0123456789ab" / "g.0").exists()
+
+
+def test_an_attempt_on_a_node_is_left_alone_by_launchers_at_another_proxy(tmp_path: Path) -> None:
+    settings = RolloutSettings(tasks=tmp_path, command=["agent"], executor="ray", work_dir=tmp_path)
+    request = NodeRequest("play", settings, "r", ASSIGNMENT.task, TRIAL)
+    session = SESSION.model_copy(update={"created_at": SESSION.created_at + 1})
+    other = replace(request, trial=TRIAL.model_copy(update={"session": session}))
+    place = ("0123456789abcdef", "10.0.0.7")
+    with Attempt(request, None, *place), Attempt(request, None, *place), pytest.raises(FolderInUse):
+        Attempt(other, None, *place).__enter__()
+    with Attempt(other, None, *place):
+        pass
 
 
 def test_a_tasks_folder_arrives_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
