@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -87,16 +88,20 @@ def push(
         parent: the version that this lineage went on from, where another one came before it.
         probe: what the trainer's weights say of a few tokens (`probe_of`): workers compare before they serve.
         folder: that workers can read at the same path: they read the weights from there, and a copy per version stays for those
-            that come late. None: bytes go through the proxy.
+            that come late, in `weights-LINEAGE-STEP-DIGEST`. None: bytes go through the proxy.
         timeout_s: until a worker serves it, all attempts together.
     Returns: the update, `done`; workers that failed are named in it.
     Raises: BadRequest: no version, no tensor, or one with NaN or infinite values. Conflict: the version exists with other
         weights. PushRefused: no worker serves it. TimeoutError.
     """
     lineage, step = parse_version(version)
-    with tempfile.TemporaryDirectory(prefix="steno-push-") as scratch:
-        here = Path(scratch) if folder is None else folder / f"weights-{lineage}-{step}"
-        here.mkdir(parents=True, exist_ok=True)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".steno-push-", dir=folder) as scratch:
+        here, is_new = Path(scratch), False
+        manifest = _written(here, tensors)
+        if folder is not None:
+            here, is_new = _moved(manifest, here, folder / f"weights-{lineage}-{step}-{_digest(manifest)}")
         spec = UpdateSpec(
             run_id=run,
             policy=policy,
@@ -105,12 +110,17 @@ def push(
             parent=parent,
             transport="stream" if folder is None else "filesystem",
             location="" if folder is None else str(here.resolve()),
-            manifest=_written(here, tensors),
+            manifest=manifest,
             kv=kv,
             probe=probe,
             deadline_s=min(timeout_s, MOST_DEADLINE_S),
         )
-        return _followed(client, spec, here, time.monotonic() + timeout_s)
+        try:
+            return _followed(client, spec, here, time.monotonic() + timeout_s)
+        except Conflict:
+            if is_new:
+                shutil.rmtree(here, ignore_errors=True)
+            raise
 
 
 def as_in_checkpoint(model: Any, tensors: Weights) -> Weights:
@@ -157,6 +167,22 @@ def _written(folder: Path, tensors: Weights) -> Manifest:
     if not entries:
         raise BadRequest("tensors: got none, must be at least one", field="tensors")
     return Manifest(tensors=entries, shards=shards)
+
+
+def _digest(manifest: Manifest) -> str:
+    """Of its files: other weights under one version have a folder of their own, since workers may still read the first ones."""
+    return blake2b("".join(shard.digest for shard in manifest.shards).encode(), digest_size=8).hexdigest()
+
+
+def _moved(manifest: Manifest, scratch: Path, here: Path) -> tuple[Path, bool]:
+    """Its files, from `scratch` to `here`; those that are there already, and whole, stay. Returns: `here`; whether it is new."""
+    is_new = not here.exists()
+    here.mkdir(exist_ok=True)
+    for shard in manifest.shards:
+        there = here / shard.name
+        if not there.is_file() or there.stat().st_size != shard.size or _shard_entry(there) != shard:
+            (scratch / shard.name).replace(there)
+    return here, is_new
 
 
 def _is_converted(model: Any) -> bool:

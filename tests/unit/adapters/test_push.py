@@ -121,7 +121,38 @@ def test_weights_are_cut_into_shards(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pushed(proxy, {name: torch.ones(3) for name in "abc"}, folder=tmp_path)
     shards = proxy.specs[0].manifest.shards
     assert [shard.name for shard in shards] == [f"model-0000{number}.safetensors" for number in (1, 2, 3)]
-    assert all(shard.size == (tmp_path / "weights-a-1" / shard.name).stat().st_size for shard in shards)
+    [folder] = tmp_path.iterdir()
+    assert str(folder) == proxy.specs[0].location and folder.name.startswith("weights-a-1-")
+    assert all(shard.size == (folder / shard.name).stat().st_size for shard in shards)
+
+
+def test_files_of_a_version_that_is_known_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that come late read them. Other weights under this version are refused, and so is NaN in the last shard."""
+    monkeypatch.setattr(weights, "SHARD_BYTES", 16)
+    first, again, other, broken = (
+        {"a": torch.ones(3), "b": torch.full((3,), value)} for value in (1, 1, 2, float("nan"))
+    )
+    proxy = Proxy("done", "done", Conflict("version a/1 is on record with other weights"))
+    pushed(proxy, first, folder=tmp_path)
+
+    def files() -> dict[Path, tuple[bytes, int]]:
+        return {path: (path.read_bytes(), path.stat().st_ino) for path in tmp_path.rglob("*") if path.is_file()}
+
+    kept = files()
+    assert len(kept) == 2
+    pushed(proxy, again, folder=tmp_path)
+    with pytest.raises(Conflict):
+        pushed(proxy, other, folder=tmp_path)
+    with pytest.raises(BadRequest, match="b has NaN"):
+        pushed(proxy, broken, folder=tmp_path)
+    assert files() == kept and len(list(tmp_path.iterdir())) == 1
+    assert len({spec.location for spec in proxy.specs}) == 2
+    [damaged, whole] = kept
+    damaged.write_bytes(b"")
+    proxy.answers.append("done")
+    pushed(proxy, again, folder=tmp_path)
+    assert {path: raw for path, (raw, _) in files().items()} == {path: raw for path, (raw, _) in kept.items()}
+    assert whole.stat().st_ino == kept[whole][1]
 
 
 def test_a_proxy_that_is_away_or_forgot_is_asked_again() -> None:
