@@ -63,11 +63,12 @@ def export_sessions(
 ) -> int:
     """Write these trials, one session in memory at a time. Returns the number of rows.
 
-    A file or a folder is written beside its name and renamed when whole.
+    A file or a folder is written beside its name and renamed when whole; of a link, what it leads to. Lines for standard output,
+    a device or a FIFO are written into it.
     Args: file_format: None: as the file's name ends, else JSON lines. records: of jsonl and parquet; None: turns.
         whole_prompts: of atif. left_out: of trials that filters have chosen: what was deleted meanwhile, or has no token ids, is
         counted here by reason, and no row has a part of it. None: such a trial is an error.
-    Raises: ConfigError (Parquet or a folder to standard output, a place that can't be, options that the format does not take),
+    Raises: ConfigError (Parquet or a folder to what is no file, a place that can't be, options that the format does not take),
         what the client raises.
     """
     chosen = file_format or (ExportFormat.PARQUET if to is not None and to.suffix == ".parquet" else ExportFormat.JSONL)
@@ -87,7 +88,7 @@ def export_sessions(
         return found if left_out is None else _whole_or_none(found, left_out)
 
     rows = (row for trial_id in trial_ids for row in _noting(rows_of(trial_id), tokenizers))
-    if to is None:
+    if to is None or _is_standard_output(to):
         if chosen in (ExportFormat.PARQUET, ExportFormat.SFT):
             raise ConfigError(f"--format {chosen.value} writes Parquet, which needs a file: give --output FILE.parquet")
         if chosen is ExportFormat.DATASETS:
@@ -95,6 +96,10 @@ def export_sessions(
         return _write_jsonl(rows, sys.stdout)
     with named_by("--output", to):
         to = _place(to, chosen)
+        stream = to.open("w", encoding="utf-8") if _takes_lines(to) else None
+    if stream is not None:
+        with stream:
+            return _write_jsonl(rows, stream)
     with _beside(to) as folder:
         partial = folder / to.name
         count = _write(rows, columns, chosen, partial)
@@ -107,11 +112,29 @@ def export_sessions(
     return count
 
 
-def _place(to: Path, chosen: ExportFormat) -> Path:
-    """Where to write: for a folder, what a link to it means. Before minutes of reading. Raises: ConfigError: nothing can be
-    written there, or it would replace what is no export."""
+def _is_standard_output(to: Path) -> bool:
+    """`/dev/stdout` is, also where a shell has redirected it to a file."""
     try:
-        to = to.resolve() if chosen is ExportFormat.DATASETS else to.absolute()
+        return os.path.samestat(to.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):  # either is no file of the system's
+        return False
+
+
+def _takes_lines(to: Path) -> bool:
+    """Whether it is a device, a FIFO or a link to one: what can be written into, and not replaced."""
+    return to.exists() and not to.is_file() and not to.is_dir()
+
+
+def _place(to: Path, chosen: ExportFormat) -> Path:
+    """Where to write: what a link means. Before minutes of reading. Raises: ConfigError: nothing can be written there, or it
+    would replace what is no export."""
+    if _takes_lines(to):
+        if chosen in (ExportFormat.PARQUET, ExportFormat.SFT):
+            raise ConfigError(f"--output: {to} is no file; --format {chosen.value} writes one: give FILE.parquet")
+        if chosen is not ExportFormat.DATASETS:
+            return to
+    try:
+        to = to.resolve()
     except (OSError, RuntimeError) as error:  # links in a circle
         raise ConfigError(f"--output: {to}: {error}") from None
     if not to.parent.is_dir():

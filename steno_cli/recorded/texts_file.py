@@ -19,14 +19,15 @@ class _Line(msgspec.Struct):
 
 
 class TextsFile:
-    """Args: turns: the file of turns, beside which it may lie. Without it nothing is known: ids are shown.
+    """Args: turns: the file of turns, or a link to it, beside which it may lie. Without it nothing is known: ids are shown.
 
     Raises: ConfigError: it is there, and a line of it is something else; names the file and the line.
     """
 
     def __init__(self, turns: Path) -> None:
-        self._path = turns.with_name(turns.name + TEXTS_SUFFIX)
         self._places: dict[str, int] = {}
+        beside = [path.with_name(path.name + TEXTS_SUFFIX) for path in (turns, turns.resolve())]
+        self._path = next((path for path in beside if path.is_file()), beside[0])
         if not self._path.is_file():
             return
         at = 0
