@@ -69,6 +69,25 @@ def test_a_proxy_that_does_not_go_by_the_name_asked_says_so() -> None:
     assert "allowed_hosts" in found[-1].message
 
 
+@pytest.mark.parametrize("key", [None, "mine"])
+def test_a_proxy_without_keys_is_told_so_while_its_store_is_away(key: str | None) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        match request.url.path:
+            case "/healthz":
+                return httpx.Response(200, json={"status": "ok"})
+            case "/workers":
+                return httpx.Response(200, json={"items": []})
+            case "/metrics":
+                return httpx.Response(200, text="")
+            case "/readyz":
+                return httpx.Response(503, json={"store": "no answer", "models": []})
+        return httpx.Response(503, json={"error": {"code": "store_unavailable", "message": "no answer"}})
+
+    found = check_proxy("http://127.0.0.1:8000", key, httpx.MockTransport(answer))
+    [keys] = [finding for finding in found if finding.check == "proxy.keys"]
+    assert keys.level is FindingLevel.WARNING and keys.message.startswith("no admin key")
+
+
 def test_an_open_control_plane_is_bad_beyond_loopback() -> None:
     assert levels(guarded("http://127.0.0.1:8000", True, False, 200)) == {"proxy.keys": FindingLevel.WARNING}
     assert levels(guarded("http://10.0.0.1:8000", True, False, 200)) == {"proxy.keys": FindingLevel.BAD}
