@@ -160,7 +160,7 @@ async def demo_train(
                 )
                 trainer = await _start_trainer(stack, folder, url, steps, seed, more or {})
                 children = (proxy, worker, trainer)
-                done = await _train(progress, client, agents, folder, url, steps, seed, children)
+                done = await _train(progress, client, agents, folder, url, steps, seed, children, more or {})
                 task = progress.add_task("evaluating the trained policy", total=None)
                 after = await evaluation.run("after")
                 progress.update(task, description=f"trained, it solves {after:.0%} of them", total=1, completed=1)
@@ -221,9 +221,10 @@ def check_settings(more: Mapping[str, Any]) -> None:
 
 async def _train(
     progress: Progress, client: AsyncSteno, agents: Agents, folder: Path, url: str, steps: int, seed: int,
-    children: tuple[DemoProcess, ...],
+    children: tuple[DemoProcess, ...], more: Mapping[str, Any],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Agents run until the trainer has taken its steps. Returns: its numbers, a dict a step."""
+    trainers = _Given.load(_settings(folder, url, steps, seed, more), None)
     bar = progress.add_task("starting the trainer", total=steps)
 
     async def in_hand() -> int:
@@ -232,7 +233,7 @@ async def _train(
     options = GroupOptions(RUN, size=GROUP_SIZE, in_flight=IN_FLIGHT, sampling=LAW, resumable=False)
     rollouts = Rollouts(
         client, _runner(client, agents, folder / "trials"), options,
-        admission=Admission(GROUPS_PER_STEP, MAX_STALENESS_STEPS), in_hand=in_hand,
+        admission=Admission(trainers.groups_per_step, trainers.max_staleness_steps), in_hand=in_hand,
     )  # fmt: skip
     running = asyncio.create_task(rollouts.run(_worlds(f"train-{seed}")))
     trainer = children[-1]

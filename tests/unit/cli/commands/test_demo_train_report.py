@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image
 from rich.console import Console
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 from steno.contracts.errors import ConfigError
@@ -17,6 +19,7 @@ from steno.contracts.runs.leases import RunView
 from steno_cli.demo import train
 from steno_cli.demo.train_report import show_ledger, write_plot
 from steno_cli.main import app
+from steno_rollouts.groups.admission import Admission
 
 STEPS = [
     {"step": 1, "stepped": True, "values": {"reward/mean": 0.25}},
@@ -94,6 +97,33 @@ async def test_the_trainer_is_started_with_them(tmp_path: Path, monkeypatch: pyt
     await train._start_trainer(None, tmp_path, "http://x", 15, 0, more)  # type: ignore[arg-type]
     given = json.loads((tmp_path / "train.yaml").read_text())
     assert (given["push"], given["checkpoint_every"], given["total_steps"], given["run"]) == ("delta", 2, 15, "demo")
+
+
+@pytest.mark.parametrize(
+    ("more", "bound"),
+    [
+        ({}, (6, 1)),
+        ({"groups_per_step": "13"}, (13, 1)),  # YAML's text
+        ({"push_every": 3, "max_staleness_steps": 2}, (6, 2)),
+    ],
+)
+async def test_as_many_groups_are_admitted_as_the_trainer_waits_for(
+    more: dict[str, Any], bound: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Admission] = []
+
+    class NoRollouts:
+        def __init__(self, *_: object, admission: Admission, **__: object) -> None:
+            made.append(admission)
+
+        async def run(self, _: object) -> None:
+            pass
+
+    monkeypatch.setattr(train, "Rollouts", NoRollouts)
+    ended: Any = SimpleNamespace(process=SimpleNamespace(returncode=0))
+    nobody: Any = None
+    await train._train(Progress(disable=True), nobody, nobody, tmp_path, "http://x", 15, 0, (ended,), more)
+    assert [(admission.groups_per_step, admission.max_staleness_steps) for admission in made] == [bound]
 
 
 @pytest.mark.parametrize(
