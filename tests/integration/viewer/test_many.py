@@ -35,6 +35,19 @@ async def test_the_newest_groups_are_shown_and_older_ones_on_demand(browser: Any
             assert await looker.faults() == [] and looker.troubles == []
 
 
+async def test_the_groups_without_a_run_are_a_link_away_from_the_runs(browser: Any) -> None:
+    async with running(ParrotEngine()) as proxy:
+        await proxy.steno.create_group(GroupSpec(size=1, group_id="alone"))
+        await proxy.steno.create_group(GroupSpec(run_id="named", size=1, group_id="of-a-run"))
+        async with looking(browser, proxy.url) as looker:
+            page = looker.page
+            await looker.go("runs", "table.rows tbody tr")
+            await page.click("a:text-is('groups without a run')")
+            await page.wait_for_selector("table.rows a:text-is('alone')")
+            assert await page.locator("table.rows a:text-is('of-a-run')").count() == 0
+            assert looker.troubles == []
+
+
 async def test_a_chart_of_very_many_points_is_drawn(proxy: Proxy, browser: Any) -> None:
     """In a time that grows with their number. Their smallest was looked for anew for each of them, all as arguments of a call."""
     async with looking(browser, proxy.url) as looker:

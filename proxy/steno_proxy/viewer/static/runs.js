@@ -36,7 +36,7 @@ function table(items) {
 }
 
 function line({ run_id: run, groups, eval_groups: evals, last_group_at: at }) {
-  const where = run === null ? "#/groups" : `#/runs/${encodeURIComponent(run)}`;
+  const where = run === null ? "#/groups?none=1" : `#/runs/${encodeURIComponent(run)}`;
   const inHand = groups.running + groups.ready + groups.leased;
   return h("tr", h("td.trial", h("a", { href: where }, run === null ? "groups without a run" : plain(run))),
     h("td.num.mono", count(inHand), h("span.dim", ` ${groups.running} running, ${groups.ready} ready, ${groups.leased} leased`)),
