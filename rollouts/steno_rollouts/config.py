@@ -262,8 +262,8 @@ class RolloutSettings(Settings):
         description="folder of the trials' folders; default: steno-rollouts-UID in the folder of temporary files (UID: yours, as "
         "`id -u` says it)",
     )
-    keep: Literal["failed", "all", "none"] = Field(
-        "failed", description="trials whose folders are kept after they end; unset: failed, with --harbor all"
+    keep: Literal["failed", "all", "none"] | None = Field(
+        None, description="trials whose folders are kept after they end; unset: failed, with --harbor all"
     )
     progress_s: float = Field(10.0, gt=0, description="seconds between two lines of progress if there is no terminal")
 
@@ -323,7 +323,7 @@ class RolloutSettings(Settings):
 
     def _check_ray(self) -> None:
         if self.executor != "ray":
-            if given := sorted(_OF_RAY & self.model_fields_set):
+            if given := self._given(_OF_RAY):
                 raise ValueError(f"{given[0]}: is for trials on Ray (--executor ray)")
             return
         for name, amount in self.ray_resources.items():
@@ -340,11 +340,10 @@ class RolloutSettings(Settings):
             raise ValueError(
                 "tasks: missing: give a folder or a file (--tasks), or tasks of Harbor's (--harbor) or verifiers' (--verifiers)"
             )
-        if self.harbor is None:
-            given = sorted((_OF_HARBOR - (_OF_BOTH if self.verifiers else frozenset())) & self.model_fields_set)
-            if given:
-                raise ValueError(f"{given[0]}: is for Harbor's tasks (--harbor)")
-        if self.verifiers is None and "verifiers_options" in self.model_fields_set:
+        of_harbor = _OF_HARBOR - _OF_BOTH if self.verifiers else _OF_HARBOR
+        if self.harbor is None and (given := self._given(of_harbor)):
+            raise ValueError(f"{given[0]}: is for Harbor's tasks (--harbor)")
+        if self.verifiers is None and self.is_given("verifiers_options"):
             raise ValueError("verifiers_options: is for verifiers' tasks (--verifiers)")
         if (engine := "harbor" if self.harbor else "verifiers" if self.verifiers else None) is None:
             return
@@ -355,7 +354,7 @@ class RolloutSettings(Settings):
             if value:
                 raise ValueError(f"{name}: can't be given with {engine}, which brings its own")
         if self.verifiers:
-            for name in sorted(_NOT_OF_VERIFIERS & self.model_fields_set):
+            for name in self._given(_NOT_OF_VERIFIERS):
                 if name == "reward_timeout_s" and self.group_reward:
                     continue
                 if (name, getattr(self, name)) != ("confine", "off"):
@@ -381,6 +380,14 @@ class RolloutSettings(Settings):
         if self.agent is None:
             raise ValueError("agent: missing: name one of Harbor's agents (--agent)")
 
+    def is_given(self, name: str) -> bool:
+        """Whether a field is not as by default: a file that `--print-config` wrote has all fields."""
+        default = type(self).model_fields[name].get_default(call_default_factory=True, validated_data={})
+        return name in self.model_fields_set and getattr(self, name) != default
+
+    def _given(self, names: frozenset[str]) -> list[str]:
+        return sorted(name for name in names if self.is_given(name))
+
     @property
     def runner(self) -> Literal["local", "docker", "podman"]:
         """What a trial runs in, on whichever machine."""
@@ -389,7 +396,7 @@ class RolloutSettings(Settings):
     @property
     def keeps(self) -> Literal["failed", "all", "none"]:
         """`keep`; what Harbor writes of a trial stays, unless it is said otherwise."""
-        return "all" if self.harbor is not None and "keep" not in self.model_fields_set else self.keep
+        return self.keep or ("failed" if self.harbor is None else "all")
 
     @property
     def forked_from(self) -> ForkOf | None:

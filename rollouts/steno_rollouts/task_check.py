@@ -135,7 +135,7 @@ class TaskCheck:
         async with self._slots:
             settings = self._prepared.settings
             folder = settings.work_dir / f"check-{os.getpid()}-{_digest(task)}-{who}"
-            kept = settings.keep == "all"
+            kept = settings.keeps == "all"
             try:
                 try:
                     verdict = await self._played(task, who, folder)
@@ -144,7 +144,7 @@ class TaskCheck:
                     verdict, ran = Verdict(who, None, error.message), False
                 except (CannotStart, RewardError) as error:
                     verdict, ran = Verdict(who, None, error.message), True
-                kept = kept or (settings.keep == "failed" and ran and not verdict.holds)
+                kept = kept or (settings.keeps == "failed" and ran and not verdict.holds)
             finally:
                 there = await asyncio.to_thread(workdir.dispose, folder, kept)
             return replace(verdict, folder=folder if there else None)

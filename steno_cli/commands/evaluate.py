@@ -112,7 +112,7 @@ async def _served(settings: EvaluateSettings, model: str, run_id: str) -> AsyncI
     if engine == "auto":
         engine = "transformers" if missing(["vllm"]) else "vllm"
     require_modules("fastapi", "uvicorn", "vllm" if engine == "vllm" else "torch")
-    if "proxy" in settings.model_fields_set:
+    if settings.is_given("proxy"):
         raise ConfigError(
             "proxy and model: give one: --proxy evaluates the workers of a proxy, --model starts a proxy and a worker",
             field="model",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
+import yaml
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from rich.markup import escape
@@ -28,6 +29,7 @@ from steno.contracts.errors import ConfigError
 S = TypeVar("S", bound=Settings)
 
 _UNITS = {"_s": "SECONDS", "_bytes": "BYTES", "_tokens": "TOKENS", "_url": "URL", "_steps": "STEPS"}
+_TEXT_OR_NUMBER = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e[-+][0-9]+')
 NO_METAVAR = " "
 """Of flags that take no value: typer would print `<bool>`."""
 _KINDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH", SecretStr: "SECRET"}
@@ -204,5 +206,14 @@ def _listing(settings: Settings) -> str:
     """YAML that `--config` takes again, except for its secrets; each line says where the value comes from."""
     lines = []
     for name, value in settings.resolved().items():
-        lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}  # {settings.origin(name)}\n")
+        lines.append(f"{name}: {_yaml(value)}  # {settings.origin(name)}\n")
     return "".join(lines)
+
+
+def _yaml(value: Any) -> str:
+    """JSON, but for the numbers that YAML would read as text: `1e-05` is `1.0e-05`."""
+
+    def read_alike(found: re.Match[str]) -> str:
+        return found[0] if found[0].startswith('"') else yaml.safe_dump(float(found[0])).split()[0]
+
+    return _TEXT_OR_NUMBER.sub(read_alike, json.dumps(value, ensure_ascii=False))

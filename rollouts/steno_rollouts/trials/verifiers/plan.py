@@ -137,7 +137,7 @@ def _check_agents(settings: RolloutSettings, agents: Mapping[str, Any]) -> list[
             f"reward_key: got {settings.reward_key!r}, must be {REWARD}, or an agent of this environment: {', '.join(agents)}",
             field="reward_key",
         )
-    if len(agents) > 1 and "agent_model" in settings.model_fields_set:
+    if len(agents) > 1 and settings.is_given("agent_model"):
         raise ConfigError(
             f"agent_model: can't be given with several agents: {', '.join(agents)} ask by their own names",
             field="agent_model",
@@ -183,7 +183,7 @@ def _check_bounded(settings: RolloutSettings, taskset: str, bounded: bool) -> No
     if settings.limit is None:
         raise ConfigError(f"limit: missing: {taskset} has tasks without end (--limit)", field="limit")
     for name in ("filter", "shuffle_seed"):
-        if name in settings.model_fields_set:
+        if settings.is_given(name):
             raise ConfigError(f"{name}: can't be given: {taskset} has tasks without end", field=name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import yaml
 from typer.testing import CliRunner
 
 from steno.contracts.errors import ConfigError
+from steno_cli.commands.evaluate import EvaluateSettings
+from steno_cli.commands.tasks import CheckSettings
 from steno_cli.main import app
 from steno_cli.terminal.flags import settings_command
 from steno_proxy.config.settings import ProxySettings
+from steno_rollouts.config import RolloutSettings
 from steno_worker.config import WorkerSettings
 
 runner = CliRunner()
@@ -73,6 +77,34 @@ def test_print_config_says_where_values_come_from_and_is_a_config_file(
     file.write_text(done.stdout)
     monkeypatch.delenv("STENO_PORT")
     assert printed("proxy", "--config", str(file))["port"] == 82
+
+
+@pytest.mark.parametrize(
+    ("program", "settings", "words"),
+    [
+        (["rollout"], RolloutSettings, ["--tasks", "t", "--", "true"]),
+        (["rollout"], RolloutSettings, ["--harbor", "h", "--agent", "codex"]),
+        (["rollout"], RolloutSettings, ["--verifiers", "v", "--confine", "off"]),
+        (["evaluate"], EvaluateSettings, ["--tasks", "t", "--model", "m", "--", "true"]),
+        (["tasks", "check"], CheckSettings, ["--tasks", "t", "--", "true"]),
+    ],
+)
+def test_what_print_config_prints_means_the_same_as_a_config_file(
+    program: list[str], settings: type[RolloutSettings], words: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "printed.yaml"
+    done = runner.invoke(app, [*program, "--print-config", *words])
+    file.write_text(done.stdout)
+    found = settings.load({}, file)
+    assert found.resolved() == yaml.safe_load(done.stdout)
+    assert found.keeps == ("all" if found.harbor else "failed")
+    assert not found.is_given("proxy") and not found.is_given("filter")
+
+
+def test_numbers_of_free_dictionaries_are_printed_as_yaml_has_them() -> None:
+    sampling = {"a": 1e-05, "b": -1.5e-05, "c": 1e16, "d": 0.5, "e": 3, "f": 'the "1e-05"', "g": "1e-05"}
+    words = ["--tasks", "t", "--sampling", json.dumps(sampling), "--print-config", "--", "true"]
+    assert printed("rollout", *words)["sampling"] == sampling
 
 
 def test_a_bad_value_names_the_flag_and_runs_nothing() -> None:
