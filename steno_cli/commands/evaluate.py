@@ -48,7 +48,9 @@ class EvaluateSettings(RolloutSettings):
         "", description="the engine's own arguments, in one word: '--tool-call-parser hermes --tensor-parallel-size 2'"
     )
     max_streams: int = Field(64, ge=1, le=65536, description="most requests at once on the worker of --model")
-    pass_at: list[int] = Field(default_factory=list, description="k of pass@k; default: 1 and the trials of a task")
+    pass_at: list[Annotated[int, Field(ge=1)]] = Field(
+        default_factory=list, description="k of pass@k; default: 1 and the trials of a task"
+    )
     pass_reward: float = Field(1.0, description="lowest reward of a trial that passes")
 
     @model_validator(mode="after")

@@ -192,6 +192,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
         return "JSON"
     if typing.get_origin(kind) is list:
         kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
     return unit or _KINDS.get(kind, "TEXT")
 
 

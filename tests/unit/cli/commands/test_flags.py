@@ -49,6 +49,11 @@ def test_every_setting_has_its_flag_in_the_help(program: str, settings: type[Pro
     assert "--admin-key-file" in shown or program == "worker"
 
 
+def test_a_list_of_bounded_numbers_is_shown_as_numbers() -> None:
+    shown = runner.invoke(app, ["evaluate", "--help"]).stdout
+    assert next(line for line in shown.splitlines() if "--pass-at" in line).split()[2] == "INTEGER"
+
+
 def test_flags_become_settings_and_secrets_are_masked(tmp_path: Path) -> None:
     secret = tmp_path / "key"
     secret.write_text("hunter2")
