@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, field_validator
 
 from steno.config.keys import ShownKey
-from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, proxy_here, proxy_url
+from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, proxies_here, proxy_url
 
 
 class WorkerSettings(Settings):
@@ -26,7 +26,7 @@ class WorkerSettings(Settings):
 
     # -- whom it serves
     proxy: list[str] = Field(
-        default_factory=lambda: [proxy_here()], min_length=1, max_length=64,
+        default_factory=proxies_here, min_length=1, max_length=64,
         description=f"proxy to connect to, {PROXY_HELP}; repeat for several proxies, all served alike",
     )  # fmt: skip
     key: ShownKey = Field(None, description="the workers' key of the proxies")

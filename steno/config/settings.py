@@ -57,6 +57,7 @@ _DEFAULT = "default"
 
 PROXY = "STENO_PROXY"
 """Where the proxy is, for every program that speaks to it: what their `proxy` is unless it is given."""
+ADMIN_KEY = "STENO_ADMIN_KEY"
 PROXY_URL = "http://127.0.0.1:8000"
 PROXY_HELP = f"http(s) URL of the proxy, path prefix included; unset: {PROXY}, else {PROXY_URL}"
 
@@ -85,14 +86,22 @@ def proxy_here() -> str:
     return os.environ.get(PROXY, "").strip() or PROXY_URL
 
 
+def proxies_here() -> list[str]:
+    return [proxy_here()]
+
+
 def admin_key_here() -> SecretStr | None:
     """On the proxy's own machine the operator's shell has the admin key already: what programs that need one fall back on. Of
     several, one a line while they are rotated, the first. Raises: ConfigError."""
     try:
-        key = first_key(os.environ.get("STENO_ADMIN_KEY", ""))
+        key = first_key(os.environ.get(ADMIN_KEY, ""))
     except ValueError as error:
-        raise ConfigError(f"STENO_ADMIN_KEY: {error}", field="key") from None
+        raise ConfigError(f"{ADMIN_KEY}: {error}", field="key") from None
     return SecretStr(key) if key is not None else None
+
+
+_DEFAULTS_HERE: dict[Any, str] = {proxy_here: PROXY, proxies_here: PROXY, admin_key_here: ADMIN_KEY}
+"""Defaults that are read from the environment, and the variable of each."""
 
 
 class _Environment(EnvSettingsSource):
@@ -189,6 +198,7 @@ class Settings(BaseSettings):
                     origins = {path: place for path, place in origins.items() if not path.startswith(f"{name}.")}
                 for path in paths:
                     origins[path] = name_of(f"{path}_file" if f"{path}_file" in values else path)
+        origins |= {name: variable for name, variable in cls._defaults_here().items() if name not in merged}
         try:
             settings = cls(**merged)
         except ValidationError as error:
@@ -240,6 +250,12 @@ class Settings(BaseSettings):
     @classmethod
     def _secrets(cls) -> list[str]:
         return [name for name, field in cls.model_fields.items() if SecretStr in _types(field.annotation)]
+
+    @classmethod
+    def _defaults_here(cls) -> dict[str, str]:
+        """Fields whose default is that of a variable which is set."""
+        found = {name: _DEFAULTS_HERE.get(field.default_factory) for name, field in cls.model_fields.items()}
+        return {name: variable for name, variable in found.items() if variable and os.environ.get(variable, "").strip()}
 
     @classmethod
     def _nested(cls) -> set[str]:

@@ -340,7 +340,7 @@ def _prepared_evaluation(settings: RunSettings, file: Path) -> Prepared:
 def _with_key(found: RolloutSettings, settings: RunSettings) -> RolloutSettings:
     """The evaluation's settings, with the trainer's key unless they have one: both ask the same proxy. The file that the key is
     from is hidden from trials, as their own would be."""
-    if found.origin("key") != "default" or settings.key is None:
+    if (found.key is not None and "key" in found.model_fields_set) or settings.key is None:
         return found
     place = settings.secret_files.get("key", settings.file)
     if place is None:

@@ -82,7 +82,7 @@ def test_version_is_one_line() -> None:
             {"STENO_CLIENT_URL": "http://x"},
             "STENO_CLIENT_URL: this setting was renamed to STENO_PROXY",
         ),
-        (["sessions", "list"], {"STENO_PROXY": "x"}, "got 'x', must be http(s)://HOST"),
+        (["sessions", "list"], {"STENO_PROXY": "x"}, "STENO_PROXY: got 'x', must be http(s)://HOST"),
         (["sessions", "list", "--proxy", "x"], {}, "--proxy: got 'x', must be http(s)://HOST"),
         (["train", "--proxy", "localhost:8000"], {}, "--proxy: got 'localhost:8000', must be http(s)://HOST"),
         (

@@ -84,6 +84,23 @@ def test_print_config_says_where_values_come_from_and_is_a_config_file(
     assert printed("proxy", "--config", str(file))["port"] == 82
 
 
+@pytest.mark.parametrize("words", [["train", "--model", "m"], ["rollout", "--tasks", "t", "--", "true"]])
+def test_what_every_program_reads_in_the_environment_is_named_as_the_source(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STENO_PROXY", "http://elsewhere:9")
+    monkeypatch.setenv("STENO_ADMIN_KEY", "abc")
+    lines = runner.invoke(app, [words[0], "--print-config", *words[1:]]).stdout.splitlines()
+    assert 'proxy: "http://elsewhere:9"  # STENO_PROXY' in lines
+    assert 'key: "**********"  # STENO_ADMIN_KEY' in lines
+    shown = runner.invoke(app, [words[0], "--print-config", "--proxy", "http://h", *words[1:]]).stdout
+    assert 'proxy: "http://h"  # --proxy' in shown.splitlines()
+    assert 'proxy: ["http://elsewhere:9"]  # STENO_PROXY' in runner.invoke(app, ["worker", "--print-config"]).stdout
+    monkeypatch.delenv("STENO_PROXY")
+    lines = runner.invoke(app, [words[0], "--print-config", *words[1:]]).stdout.splitlines()
+    assert 'proxy: "http://127.0.0.1:8000"  # default' in lines
+
+
 @pytest.mark.parametrize(
     ("program", "settings", "words"),
     [
