@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, over
 
 import httpx
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from steno.contracts.errors import BY_CODE, NotFound, ProtocolError, StenoError, Unreachable
@@ -198,7 +198,7 @@ def result(request: ClientRequest[T], response: httpx.Response) -> T:
             return request.read(None)
         decode = msgspec.msgpack.decode if is_msgpack else msgspec.json.decode
         return request.read(decode(response.content))
-    except (msgspec.DecodeError, ValidationError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ProtocolError(f"{response.url}: not an answer of a Steno proxy: {error}") from error
 
 
@@ -210,7 +210,7 @@ def check(response: httpx.Response) -> None:
     try:
         envelope = msgspec.json.decode(response.content)["error"]
         code, message, field = str(envelope["code"]), str(envelope["message"]), envelope.get("field")
-    except (msgspec.DecodeError, KeyError, TypeError):  # not Steno's: a load balancer's page
+    except (ValueError, KeyError, TypeError):  # not Steno's: a load balancer's page
         code, message, field = "", f"HTTP {response.status_code} {response.reason_phrase}".rstrip(), None
         if response.status_code in _BETWEEN:
             code, message = Unreachable.code, f"no answer from the proxy: {message}"

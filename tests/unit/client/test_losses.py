@@ -55,6 +55,23 @@ def test_what_a_load_balancer_answers_for_the_proxy_is_tried_again(status: int, 
     assert client.session_page().items == [] and pauses == [1.0]
 
 
+LATIN_1 = '{"error": {"message": "indisponible: réseau"}}'.encode("latin-1")
+
+
+def test_a_gateways_json_that_is_no_utf_8_is_tried_again(pauses: list[float]) -> None:
+    answers = [httpx.Response(502, content=LATIN_1), httpx.Response(200, json=NO_PAGE)]
+    client = Client("http://proxy", transport=httpx.MockTransport(lambda request: answers.pop(0)))
+    assert client.session_page().items == [] and pauses == [1.0]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/msgpack"])
+def test_an_answer_that_is_no_utf_8_is_none_of_stenos(kind: str) -> None:
+    content = b"\xa1\xe9" if kind == "application/msgpack" else LATIN_1
+    answer = httpx.Response(200, content=content, headers={"content-type": kind})
+    with pytest.raises(ProtocolError, match="not an answer of a Steno proxy"):
+        Client("http://proxy", transport=httpx.MockTransport(lambda request: answer)).session("t")
+
+
 @pytest.mark.parametrize("said", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"])
 def test_a_gateways_own_page_is_no_answer_of_the_proxy(said: str) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(int(said[:3]), text="<html>"))
