@@ -13,6 +13,7 @@ import msgspec
 
 from steno.config.extras import how_to_install, missing
 from steno.contracts.errors import ConfigError
+from steno.contracts.json_limits import whole_text
 
 _BESIDE = ("trial_id", "group_id", "run_id", "reward", "status", "marks")
 _ROWS = 256
@@ -47,13 +48,14 @@ class TurnFile:
 
     def _take(self, path: Path, number: int, line: bytes, at: int) -> None:
         try:
-            row = msgspec.json.decode(line)
+            row = _row(line)
             first = row["timings"]["queued"]
             index, trial_id = row["index"], row["trial_id"]
             tokens = len(row["completion_ids"]), len(row["new_prompt_ids"])
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
+            why = f"{type(error).__name__}: {error}"
             raise ConfigError(
-                f"{path}, row {number}: no turn as `steno sessions export --records turns` writes it ({error!r})"
+                f"{path}, row {number}: no turn as `steno sessions export --records turns` writes it ({why})"
             ) from None
         found = self.sessions.get(trial_id)
         if found is None:
@@ -75,9 +77,17 @@ class TurnFile:
         found = []
         for index in sorted(places)[start : start + limit]:
             self._file.seek(places[index])
-            row = msgspec.json.decode(self._file.readline())
+            row = _row(self._file.readline())
             found.append({name: value for name, value in row.items() if name not in _BESIDE})
         return found
+
+
+def _row(line: bytes) -> Any:
+    """Halves of surrogate pairs, which exports write as escapes, are U+FFFD. Raises: ValueError: no JSON."""
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return msgspec.json.decode(whole_text(json.dumps(json.loads(line), ensure_ascii=False)))
 
 
 def _session(row: dict[str, Any], first: float) -> dict[str, Any]:
