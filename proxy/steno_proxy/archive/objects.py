@@ -90,12 +90,21 @@ class ObjectStorage:
             why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise ArchiveUnreadable(f"the archive {self.url} failed: {why}") from error
 
+    def _there(self, path: str) -> bool:
+        """Not `exists`: that takes any error for "not there", and an old listing for what is there."""
+        self._fs.invalidate_cache()
+        try:
+            self._fs.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
     async def identity(self) -> ArchiveIdentity | None:
         """Whose archive this is; None: nobody's yet."""
 
         def look() -> ArchiveIdentity | None:
             path = self._path(IDENTITY)
-            if not self._fs.exists(path):
+            if not self._there(path):
                 return None
             found = json.loads(self._fs.cat_file(path))
             return ArchiveIdentity(str(found["id"]), str(found.get("redis")))
@@ -146,7 +155,7 @@ class ObjectStorage:
         def remove() -> None:
             path = self._object(name)
             for each in (path, self._path("partial", path.rpartition("/")[2])):
-                if self._fs.exists(each):
+                if self._there(each):
                     self._fs.rm_file(each)
 
         await self._change(CALL_S, remove, late=True)
@@ -156,7 +165,7 @@ class ObjectStorage:
 
         def blank() -> None:
             path = self._object(name)
-            if not self._fs.exists(path):
+            if not self._there(path):
                 return
             before = self._fs.cat_file(path)
             data = bytearray(before)
@@ -183,7 +192,7 @@ class ObjectStorage:
         return await self._look(WHOLE_S, find)
 
     async def there(self, name: str) -> bool:
-        return await self._look(CALL_S, self._fs.exists, self._object(name))
+        return await self._look(CALL_S, self._there, self._object(name))
 
     async def whole(self, name: str) -> bytes:
         return await self._look(WHOLE_S, self._fs.cat_file, self._object(name))

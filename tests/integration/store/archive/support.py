@@ -23,7 +23,8 @@ LATER = 200_000.0
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """Does as `fault` says, once (hangs_reads: each time). hangs, hangs_read: until `mount_is_back`."""
+    """Does as `fault` says, once (hangs_reads: each time). hangs, hangs_read: until `mount_is_back`. info ENDING, ls ENDING: that
+    call fails for a path with this ending. old_listing: objects are not there, until the listings are forgotten."""
 
     protocol = "faulty"
     store: dict[str, Any] = {}  # noqa: RUF012 (fsspec's own)
@@ -56,11 +57,32 @@ class FaultyFileSystem(MemoryFileSystem):
         found: bytes = super().cat_file(path, start, end, **options)
         return found
 
+    def info(self, path: str, **options: Any) -> Any:
+        _fail("info", path)
+        if FaultyFileSystem.fault == "old_listing" and path.endswith(".gz"):
+            raise FileNotFoundError(path)
+        return super().info(path, **options)
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        _fail("ls", path)
+        return super().ls(path, detail, **options)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        if FaultyFileSystem.fault == "old_listing":
+            FaultyFileSystem.fault = ""
+
     def mv(self, one: str, two: str, **options: Any) -> None:  # type: ignore[override]
         if FaultyFileSystem.fault == "unnamed":
             FaultyFileSystem.fault = ""
             raise TimeoutError
         super().mv(one, two, **options)
+
+
+def _fail(call: str, path: str) -> None:
+    failing, _, ending = FaultyFileSystem.fault.partition(" ")
+    if failing == call and path.endswith(ending):
+        FaultyFileSystem.fault = ""
+        raise OSError(5, "Input/output error")
 
 
 fsspec.register_implementation("faulty", FaultyFileSystem)

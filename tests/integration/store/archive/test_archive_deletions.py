@@ -246,6 +246,25 @@ async def test_what_is_deleted_is_overwritten_once_per_object_and_an_object_that
     await store.close()
 
 
+@pytest.mark.parametrize("fault, rounds", [("info .gz", 2), ("old_listing", 1)])
+async def test_what_is_deleted_is_overwritten_also_where_its_object_seemed_not_to_be_there(
+    server: RedisServer, tmp_path: Path, fault: str, rounds: int
+) -> None:
+    """`exists` of fsspec answers False for any error, and that of an object store looks into an old listing."""
+    store, archiver = replica(server, f"faulty://{tmp_path.name}")
+    for trial_id in ("a", "b"):
+        await ended(store, trial_id, 1)
+    await move(store, archiver)
+    await store.delete("a", **DELETED)
+    FaultyFileSystem.fault = fault
+    for left in range(rounds - 1, -1, -1):
+        await move(store, archiver)
+        with server.client() as client:
+            assert client.scard(BLANKS) == left
+    assert trials_in(archiver._objects.url) == ["b"]
+    await store.close()
+
+
 async def test_a_replica_that_lost_the_archive_overwrites_nothing_more(
     store: RedisStore, server: RedisServer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
