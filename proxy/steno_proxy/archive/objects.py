@@ -99,6 +99,14 @@ class ObjectStorage:
             return False
         return True
 
+    def _listed(self, path: str) -> list[str]:
+        """Names in a folder. Not `glob`: that leaves out what can't be listed, and reads signs in the path as patterns."""
+        self._fs.invalidate_cache()
+        try:
+            return [found.rstrip("/").rpartition("/")[2] for found in self._fs.ls(path, detail=False)]
+        except FileNotFoundError:
+            return []
+
     async def identity(self) -> ArchiveIdentity | None:
         """Whose archive this is; None: nobody's yet."""
 
@@ -183,10 +191,12 @@ class ObjectStorage:
         """Of all objects, in the order of their writing within a day."""
 
         def find() -> list[str]:
-            found = self._fs.glob(self._path("day=*", "*.jsonl.gz"))
+            days = [day for day in self._listed(self._root) if day.startswith("day=")]
             return sorted(
-                f"{path.rsplit('/', 2)[1].removeprefix('day=')}/{path.rsplit('/', 1)[1].removesuffix('.jsonl.gz')}"
-                for path in found
+                f"{day.removeprefix('day=')}/{name.removesuffix('.jsonl.gz')}"
+                for day in days
+                for name in self._listed(self._path(day))
+                if name.endswith(".jsonl.gz")
             )
 
         return await self._look(WHOLE_S, find)

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.errors import ArchiveUnreadable
+from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ArchiveIdentity
-from tests.integration.store.archive.support import FaultyFileSystem, move, replica
+from steno_proxy.store.interface import SessionListPage
+from steno_proxy.store.redis.store import RedisStore
+from tests.integration.store.archive.support import FaultyFileSystem, ended, move, replica
+from tests.support.contracts.list import ALL, listed
 from tests.support.machine.redis_server import RedisServer
 
 
@@ -21,3 +25,37 @@ async def test_an_archive_whose_identity_can_not_be_read_is_not_taken_over(serve
         await move(store, archiver)
     assert await archiver._objects.identity() == theirs
     await store.close()
+
+
+@pytest.mark.parametrize("fault", ["ls", "ls day=1970-01-01"])
+async def test_a_redis_that_lost_its_memory_lists_the_archive_once_it_can_be_listed_whole(
+    server: RedisServer, tmp_path: Path, fault: str
+) -> None:
+    store, archiver = replica(server, f"faulty://{tmp_path.name}")
+    before = await archived(store, archiver, server)
+    FaultyFileSystem.fault = fault
+    with pytest.raises(ArchiveUnreadable, match="Input/output error"):
+        await move(store, archiver)
+    assert await listed(store) == []
+    await move(store, archiver)
+    assert await store.list_sessions(**ALL) == before
+    await store.close()
+
+
+async def test_a_path_may_have_signs_that_are_patterns_elsewhere(server: RedisServer, tmp_path: Path) -> None:
+    store, archiver = replica(server, str(tmp_path / "run[1]*"))
+    before = await archived(store, archiver, server)
+    await move(store, archiver)
+    assert await store.list_sessions(**ALL) == before
+    await store.close()
+
+
+async def archived(store: RedisStore, archiver: Archiver, server: RedisServer) -> SessionListPage:
+    """Sessions in the archive that Redis has forgotten. Returns their list as it was."""
+    for trial_id in ("a", "b"):
+        await ended(store, trial_id, 1)
+    assert await move(store, archiver) == 2
+    before = await store.list_sessions(**ALL)
+    with server.client() as client:
+        client.flushall()
+    return before
