@@ -56,17 +56,18 @@ class RedisDepartures:
             head.status = "deleted"
             await self._accounts.settle(trial_id, now)
             await self._index.publish(trial_id, head, members[trial_id], until=self._clock() + tombstone_s)
+        elif reply[0] != MISSING:
+            # Deleted already, perhaps by a call that was cut short, or by this one, where its reply was lost: what it left is
+            # not kept for a sweep.
+            await self._accounts.settle(trial_id, now)
+            await self._index.settle(trial_id, members[trial_id], at=self._clock())
         else:
-            # Deleted already, perhaps by a call that was cut short: what it left is not kept for a sweep.
-            if reply[0] != MISSING:
-                await self._accounts.settle(trial_id, now)
             await self._index.withdraw(members[trial_id])
-            if reply[0] == MISSING:
-                place = (await self._archive.places([trial_id])).get(trial_id)
-                if place is None:
-                    refuse(trial_id, MISSING)
-                else:  # it has left meanwhile
-                    await self._delete_archived(trial_id, place, now=now, tombstone_s=tombstone_s)
+            place = (await self._archive.places([trial_id])).get(trial_id)
+            if place is None:
+                refuse(trial_id, MISSING)
+            else:  # it has left meanwhile
+                await self._delete_archived(trial_id, place, now=now, tombstone_s=tombstone_s)
 
     async def _delete_archived(self, trial_id: str, place: ArchivePlace, *, now: float, tombstone_s: float) -> None:
         """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""

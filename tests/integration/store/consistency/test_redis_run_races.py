@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from steno.contracts.errors import Conflict, StoreUnavailable
+from steno.contracts.errors import Conflict, NotFound, StoreUnavailable
 from steno.contracts.runs.leases import Lease
+from steno_proxy.store.redis.link.redis_link import Script
 from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.run import changes
-from steno_proxy.store.redis.schema import run_keys
+from steno_proxy.store.redis.schema import PENDING, run_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.records.groups import RUN, end, finished, group, lease, speak, unaccounted
@@ -157,16 +158,20 @@ async def test_a_group_and_a_late_turn_that_are_told_twice_count_once(store: Red
     assert (found.groups.running, found.sampled, found.not_trained) == (1, {"l/1": 3}, {"late": {"l/1": 3}})
 
 
-async def test_a_write_whose_reply_was_lost_is_found_done(store: RedisStore) -> None:
-    """The client library asks again: nothing counts twice, and who leases gets what it was granted."""
-    link = store.runs._change._link
+def asks_twice(store: RedisStore, what: Script) -> None:
+    link = store._link
     run = link.run
 
     async def twice(script: Any, *args: Any, **options: Any) -> Any:
         answer = await run(script, *args, **options)
-        return await run(script, *args, **options) if script is store.runs._change._write else answer
+        return await run(script, *args, **options) if script is what else answer
 
     link.run = twice  # type: ignore[method-assign]
+
+
+async def test_a_write_whose_reply_was_lost_is_found_done(store: RedisStore) -> None:
+    """The client library asks again: nothing counts twice, and who leases gets what it was granted."""
+    asks_twice(store, store.runs._change._write)
     await finished(store, "g1")
     await finished(store, "g2")
     [one] = await lease(store, request_id="asked")
@@ -177,6 +182,19 @@ async def test_a_write_whose_reply_was_lost_is_found_done(store: RedisStore) -> 
     await store.runs.release(two.lease_id, now=23.0)
     found = await store.runs.view(RUN, now=24.0)
     assert (found.groups.acknowledged, found.groups.ready, found.sampled) == (1, 1, {"l/1": 20})
+
+
+async def test_a_deletion_whose_reply_was_lost_is_found_done(server: RedisServer, store: RedisStore) -> None:
+    await group(store, "g")
+    asks_twice(store, store.departures._delete)
+    for trial_id in ("g.0", "g.1", "g.0"):  # and one that was deleted before
+        await store.delete(trial_id, now=9.0, tombstone_s=600.0)
+    assert (await store.stats())["sessions"] == {"open": 0, "completed": 0, "aborted": 0}
+    with pytest.raises(NotFound):
+        await store.group("g")
+    assert await store.runs.groups(RUN) == []
+    with server.client() as client:
+        assert not client.exists(PENDING)
 
 
 async def test_who_is_always_late_is_told(
