@@ -147,6 +147,16 @@ async def test_a_trainer_takes_over_while_another_does(store: RedisStore, other:
     assert (meanwhile.answers, tenure.epoch) == ([0, 1], 2)
 
 
+async def test_a_group_is_leased_while_another_trainer_takes_over(store: RedisStore, other: RedisStore) -> None:
+    await finished(store, "g")
+    await store.runs.take_over(RUN, "theirs", now=100.0)
+    meanwhile = Meanwhile(store)
+    meanwhile.acts.append(lambda: lease(other, 101.0, ttl_s=600.0, epoch=1))
+    await store.runs.take_over(RUN, "ours", force=True, now=101.0)
+    assert meanwhile.answers == [0, 1]
+    assert len(await lease(store, 102.0, epoch=2)) == 1
+
+
 async def test_a_group_and_a_late_turn_that_are_told_twice_count_once(store: RedisStore, other: RedisStore) -> None:
     """What is taken to be new, and is not."""
     made = await group(store, "g")

@@ -215,3 +215,20 @@ def test_a_whole_group_is_read_when_an_end_may_complete_it_or_all_that_come() ->
     asked.add(RunQuery(most=2, least=2))
     asked.add(RunQuery(most=3, least=1))
     assert asked == RunQuery(groups={"g": 3}, trials=["g.0", "g.1", "g.2"], most=5, least=1)
+
+
+def test_who_takes_over_takes_also_what_was_leased_in_the_same_batch() -> None:
+    whole = RunAccount()
+    decide.open_group(whole, made("g", size=1))
+    decide.ended(whole, ended("g.0"), 2.0)
+    leasing.take_over(whole, "r", "t1", True, 3.0)
+    found = ReadParts()
+    found.fresh = ["g"]
+    found.parts["groups"] = {"g": to_json(whole.groups["g"]).encode()}
+    found.parts["docs"] = {"g": whole.records["g"].model_dump_json().encode()}
+    found.parts["trials"] = {"g.0": to_json(whole.trials["g.0"]).encode()}
+    found.parts["trainer"] = {"": [b"t1", b"1", b"3.0"]}
+    for run in (RedisRun(found), whole):
+        assert len(leasing.lease(run, request(), at_least=1, epoch=1, grant="1.n", now=4.0)[0]) == 1
+        assert leasing.take_over(run, "r", "t2", True, 4.0) == 2
+        assert run.groups["g"].state is GroupState.READY

@@ -232,6 +232,7 @@ class RedisRun(RunAccount):
         found.returned.sort(key=lambda name: in_order(self.groups.peek(name)))
         self._queued = dict.fromkeys([*found.returned, *found.fresh])
         self._settled: list[tuple[str, float]] = []
+        self._saw_leased = False  # the names in `found`
 
     # -- RunAccount
 
@@ -255,7 +256,9 @@ class RedisRun(RunAccount):
                 yield name
 
     def leased(self) -> list[str]:
-        return self._found.leased
+        self._saw_leased = True
+        batch = (name for name, status in self.groups.put.items() if status and status.state is GroupState.LEASED)
+        return list(dict.fromkeys([*self._found.leased, *batch]))
 
     def next_at(self, now: float) -> float | None:
         put = [status.expires_at for status in self.groups.put.values() if status is not None and status.queued]
@@ -294,6 +297,8 @@ class RedisRun(RunAccount):
                 seen.append(("ZMSCORE" if key == "taken" else "HMGET", _KEYS[key], *zip(*some, strict=True)))
         for raw in self.trainers.seen.values():
             seen.append(("HMGET", _KEYS["trainer"], _TRAINER, [_seen(value) for value in raw or [None] * 3]))
+        if self._saw_leased:
+            seen.append(("ZRANGE", _KEYS["leased"], (0, -1), self._found.leased))
         for name, raw in self.requests.seen.items():
             seen.append(("MGET", _FIRST_REQUEST + requests.index(name), (), (_seen(raw),)))
 
