@@ -15,6 +15,7 @@ next.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Callable, Coroutine, Sequence
@@ -125,8 +126,16 @@ class ObjectStorage:
         await self._change(CALL_S, self._write, self._path(IDENTITY), data)
 
     async def write(self, name: str, data: bytes) -> None:
-        """What is read under its name afterwards are these bytes. Raises: ArchiveUnreadable: they can't be written, or read."""
-        await self._change(WHOLE_S, self._write, self._object(name), data)
+        """What is read under its name afterwards are these bytes. Cancelled: what is written late is removed late.
+
+        Raises: ArchiveUnreadable: they can't be written, or read.
+        """
+        try:
+            await self._change(WHOLE_S, self._write, self._object(name), data)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ArchiveUnreadable):  # it is told, and not waited for
+                await self._change(0.0, self._remove, name, late=True)
+            raise
 
     def _write(self, path: str, data: bytes) -> None:
         partial = self._path("partial", path.rpartition("/")[2])
@@ -159,14 +168,13 @@ class ObjectStorage:
 
     async def remove(self, name: str) -> None:
         """Nothing, if it is not there. Where what it waits for hangs it is removed late: nothing is written after it."""
+        await self._change(CALL_S, self._remove, name, late=True)
 
-        def remove() -> None:
-            path = self._object(name)
-            for each in (path, self._path("partial", path.rpartition("/")[2])):
-                if self._there(each):
-                    self._fs.rm_file(each)
-
-        await self._change(CALL_S, remove, late=True)
+    def _remove(self, name: str) -> None:
+        path = self._object(name)
+        for each in (path, self._path("partial", path.rpartition("/")[2])):
+            if self._there(each):
+                self._fs.rm_file(each)
 
     async def blank(self, name: str, places: Sequence[ArchivePlace]) -> None:
         """The bytes at these places of an object become filler, and what is after them stays where it is. Idempotent."""

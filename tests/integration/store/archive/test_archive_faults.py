@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import fsspec
 import pytest
 
 from steno.contracts.errors import ArchiveUnreadable, StoreUnavailable
-from steno.contracts.records import Group, Session
+from steno.contracts.records import Group
 from steno_proxy.archive import objects
 from steno_proxy.store.redis.schema import ARCHIVED, ENDED, PENDING, RUNS
 from steno_proxy.store.redis.store import RedisStore
@@ -217,6 +218,30 @@ async def test_a_write_that_hangs_ends_the_round_and_what_it_does_late_is_taken_
     await store.close()
 
 
+async def test_what_a_cancelled_round_writes_late_is_taken_away(server: RedisServer, tmp_path: Path) -> None:
+    """Another replica has the archive by then, and has found nothing of it."""
+    url = f"faulty://{tmp_path.name}"
+    store, archiver = replica(server, url)
+    other, others = replica(server, url)
+    await ended(store, "a")
+    FaultyFileSystem.mount_is_back.clear()
+    FaultyFileSystem.fault = "hangs"
+    try:
+        moving = asyncio.create_task(move(store, archiver))
+        await until(lambda: not FaultyFileSystem.fault)
+        moving.cancel()
+        await asyncio.wait({moving}, timeout=objects.CALL_S / 2)
+        assert moving.cancelled(), "it waits for no mount"
+        assert await move(other, others) == 1
+    finally:
+        FaultyFileSystem.mount_is_back.set()
+    await until(lambda: not archiver._objects._writer._threads)
+    assert trials_in(url) == ["a"]
+    assert len(await others._objects.names()) == 1
+    await store.close()
+    await other.close()
+
+
 @pytest.mark.parametrize("what", ["session", "turns", "list"])
 async def test_a_read_that_hangs_is_answered_in_time(
     server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -320,67 +345,3 @@ async def test_folders_that_replicas_do_not_share_are_refused(
         await other.session("a")
     assert (await other.session("b")).counts.turns == 3
     await other.close()
-
-
-async def test_a_redis_that_lost_its_memory_lists_the_archive_again(
-    store: RedisStore, server: RedisServer, url: str
-) -> None:
-    for trial_id in ("a", "b", "c"):
-        await ended(store, trial_id)
-    await move(store)
-    await store.delete("b", now=100.0, tombstone_s=600.0)
-    await move(store)
-    before = await store.list_sessions(**ALL)
-    with server.client() as client:
-        client.flushall()
-    assert await move(store) == 0, "the same process goes on"
-    assert await store.list_sessions(**ALL) == before
-    assert len(await store.turns("a")) == 3
-
-
-async def test_an_archive_is_of_one_redis(store: RedisStore, url: str) -> None:
-    """What one Redis has archived, another never lists; unless it is told that it takes its place."""
-    await ended(store, "a")
-    await move(store)
-    server = RedisServer()
-    try:
-        other, archiver = replica(server, url)
-        await ended(other, "b")
-        with pytest.raises(
-            ArchiveUnreadable, match=rf"of the Redis localhost:\d+/0 on .*, and this one is {other.home}: "
-        ):
-            await move(other, archiver)
-        assert await listed(other) == ["b"]
-        assert await move(store) == 0, "the first still has it"
-        fs, root = fsspec.core.url_to_fs(url)
-        fs.rm_file(f"{root}/archive.json")
-        assert await move(other, archiver) == 1
-        assert await listed(other) == ["a", "b"] and len(await other.turns("a")) == 3
-        with pytest.raises(
-            ArchiveUnreadable, match=rf"is of {other.home}, with the id .* and other Redis servers another"
-        ):
-            await move(store)
-        assert len(await store.turns("a")) == 3
-        await other.close()
-    finally:
-        server.close()
-
-
-async def test_a_crash_while_an_archive_is_listed_again(
-    store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for trial_id in ("a", "b"):
-        await ended(store, trial_id)
-    await move(store)
-    with server.client() as client:
-        client.flushall()
-
-    async def dies(found: Session) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(store, "shelve", dies)
-        await move(store)
-    assert await listed(store) == []
-    await move(store)
-    assert await listed(store) == ["a", "b"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from steno.contracts.errors import ArchiveUnreadable
+from steno.contracts.records import Session
 from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ArchiveIdentity
 from steno_proxy.store.interface import SessionListPage
@@ -59,3 +61,67 @@ async def archived(store: RedisStore, archiver: Archiver, server: RedisServer) -
     with server.client() as client:
         client.flushall()
     return before
+
+
+async def test_a_redis_that_lost_its_memory_lists_the_archive_again(
+    store: RedisStore, server: RedisServer, url: str
+) -> None:
+    for trial_id in ("a", "b", "c"):
+        await ended(store, trial_id)
+    await move(store)
+    await store.delete("b", now=100.0, tombstone_s=600.0)
+    await move(store)
+    before = await store.list_sessions(**ALL)
+    with server.client() as client:
+        client.flushall()
+    assert await move(store) == 0, "the same process goes on"
+    assert await store.list_sessions(**ALL) == before
+    assert len(await store.turns("a")) == 3
+
+
+async def test_an_archive_is_of_one_redis(store: RedisStore, url: str) -> None:
+    """What one Redis has archived, another never lists; unless it is told that it takes its place."""
+    await ended(store, "a")
+    await move(store)
+    server = RedisServer()
+    try:
+        other, archiver = replica(server, url)
+        await ended(other, "b")
+        with pytest.raises(
+            ArchiveUnreadable, match=rf"of the Redis localhost:\d+/0 on .*, and this one is {other.home}: "
+        ):
+            await move(other, archiver)
+        assert await listed(other) == ["b"]
+        assert await move(store) == 0, "the first still has it"
+        fs, root = fsspec.core.url_to_fs(url)
+        fs.rm_file(f"{root}/archive.json")
+        assert await move(other, archiver) == 1
+        assert await listed(other) == ["a", "b"] and len(await other.turns("a")) == 3
+        with pytest.raises(
+            ArchiveUnreadable, match=rf"is of {other.home}, with the id .* and other Redis servers another"
+        ):
+            await move(store)
+        assert len(await store.turns("a")) == 3
+        await other.close()
+    finally:
+        server.close()
+
+
+async def test_a_crash_while_an_archive_is_listed_again(
+    store: RedisStore, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for trial_id in ("a", "b"):
+        await ended(store, trial_id)
+    await move(store)
+    with server.client() as client:
+        client.flushall()
+
+    async def dies(found: Session) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(store, "shelve", dies)
+        await move(store)
+    assert await listed(store) == []
+    await move(store)
+    assert await listed(store) == ["a", "b"]
