@@ -277,6 +277,25 @@ class AccountContract:
         view = await store.runs.view(RUN, now=202.0)
         assert (view.groups.acknowledged, view.groups.in_hand) == (1, 0)
 
+    async def test_a_group_that_is_made_again_after_it_was_deleted_while_leased_is_leased_again(
+        self, store: SessionStore
+    ) -> None:
+        await finished(store, "g")
+        [first] = await lease(store)
+        for trial_id in ("g.0", "g.1"):
+            await store.delete(trial_id, now=21.0, tombstone_s=0.001)
+        await store.runs.acknowledge(first.lease_id, now=22.0)
+        await asyncio.sleep(0.01)
+        await store.expire(now=25.0, retention_s=1e9)
+        made = await group(store, "g", created_at=30.0, deadline_s=10.0)
+        await speak(store, "g.1", 7)
+        await end(store, "g.1", now=35.0)
+        assert await store.runs.acknowledge(first.lease_id, now=36.0) is None, "repeated"
+        [again] = await lease(store, 41.0)
+        assert (again.group, again.tokens, again.left_out) == (made, {"g.1": {"l/1": 7}}, {"g.0": "late"})
+        assert unaccounted(await store.runs.view(RUN, now=42.0), first, again) == {}
+        await store.runs.acknowledge(again.lease_id, now=43.0)
+
     async def test_retention_keeps_what_waits_for_a_lease_or_is_leased(self, store: SessionStore) -> None:
         await finished(store, "g")
         assert await store.expire(now=1_000.0, retention_s=100.0) == 0

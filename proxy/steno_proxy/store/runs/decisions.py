@@ -29,12 +29,20 @@ from steno_proxy.store.runs.settlement import TRAIN, EndedTrial, Tokens
 
 
 def open_group(run: RunAccount, group: Group) -> None:
-    """Register a group. Idempotent. A new one to be trained says that its run's rollouts are not over."""
-    if group.group_id in run.groups:
+    """Register a group. Idempotent. A new one to be trained says that its run's rollouts are not over.
+
+    One whose sessions are gone (`forsaken`) is new again once it is not queued any more. Of its earlier life only the
+    acknowledgement stays, as it may be repeated.
+    """
+    before = run.groups.get(group.group_id)
+    if before is not None and (before.queued or not before.forsaken):
         return
+    if before is not None:
+        drop_trials(run, group.group_id)
     run.records[group.group_id] = group
     run.groups[group.group_id] = GroupStatus(
-        state=GroupState.RUNNING, purpose=group.purpose, size=len(group.trial_ids), final=0, grants=0, made_at=group.created_at
+        state=GroupState.RUNNING, purpose=group.purpose, size=len(group.trial_ids), final=0, grants=0, made_at=group.created_at,
+        settled="" if before is None else before.settled,
     )  # fmt: skip
     run.totals[f"{group.purpose}:running"] += 1
     if group.purpose == "train":

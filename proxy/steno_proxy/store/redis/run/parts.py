@@ -343,7 +343,7 @@ class RedisRun(RunAccount):
             ran = before is not None and before.state is GroupState.RUNNING
             runs = after is not None and after.state is GroupState.RUNNING
             queued = before if before is not None and before.queued else None
-            if runs and before is None and (group := self.records[name]).deadline_s is not None:
+            if runs and not ran and (group := self.records[name]).deadline_s is not None:
                 write("ZADD", "due", repr(group.created_at + group.deadline_s), name)
             elif ran and not runs:
                 write("ZREM", "due", name)
