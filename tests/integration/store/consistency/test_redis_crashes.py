@@ -187,6 +187,17 @@ async def test_what_was_read_earlier_never_undoes_what_was_read_later(server: Re
     assert (await store.stats())["sessions"] == {"open": 0, "completed": 0, "aborted": 0}
 
 
+async def test_a_completion_that_is_published_late_undoes_no_giving_up(server: RedisServer, windows: Windows) -> None:
+    store, unscored = windows.healthy, END | {"reward": None}
+    await record(store, "raced", 1)
+    await store.complete("raced", status="completed", final=False, **unscored)
+    stale = head_of(await store.session("raced"))
+    await store.complete("raced", status="aborted", **unscored)
+    await store._index.publish("raced", stale)
+    assert await listed(store, status="aborted") == ["raced"]
+    assert (await store.stats())["sessions"] == {"open": 0, "completed": 0, "aborted": 1}
+
+
 async def test_any_number_of_replicas_may_sweep_at_once(server: RedisServer, windows: Windows) -> None:
     windows.dies_before_publishing()
     for number in range(5):

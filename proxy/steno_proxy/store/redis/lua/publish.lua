@@ -1,5 +1,6 @@
 -- Bring the index of sessions in line with what was read of one of them. Idempotent, and indifferent to order: what was
--- read earlier never undoes what was read later, since a session only goes from open to ended to deleted.
+-- read earlier never undoes what was read later, since a session only goes forward: open, completed, aborted, deleted. Some
+-- of these may be left out.
 --
 -- KEYS  1 pending  2 all  3 open  4 completed  5 aborted  6 ended  7 dead  8 the group's (pending again if it has none)  9 timed
 --       10 archived  11 facets  12 blanks  13 copies
@@ -30,7 +31,8 @@ local function outdated()
   if listed and listed > created then return true end  -- a later life under the same name
   if gone then return false end
   if dead and dead > now then return true end
-  return status == 'open' and listed == created and not score(KEYS[3])
+  if listed ~= created then return false end
+  return status == 'open' and not score(KEYS[3]) or status == 'completed' and score(KEYS[5])
 end
 
 if not outdated() then
