@@ -8,8 +8,9 @@
     6 publish    `ended` forgets it: lists keep it
 
 A crash before 4 leaves an object that nothing names: `archiving` says which, and the next round removes it. One after 4
-leaves sessions in both: Redis's is the one that is read, and the next round goes on with 5. One of a group is announced
-before it leaves (`RedisIndex`), with its group, which nothing in Redis says afterwards and the object may not either.
+leaves sessions in both: Redis's is the one that is read, and the next round begins at 1 again, with another object. One of a
+group is announced before it leaves (`RedisIndex`), with its group, which nothing in Redis says afterwards and the object may
+not either.
 
 One that is deleted meanwhile has no place: 4 gives none to a session that `dead` has, and who puts it there takes its place away
 (publish.lua). Where a session is archived again, its first copy is kept in mind (`copies`), and overwritten when the session is

@@ -38,9 +38,11 @@
                                                               sweep moves those that have none any more to `past`
     steno:{:index}:past          zset    none                 rest: runs that had groups -> as it was in `runs`
     steno:{:index}:ready         stream  none; 1000 entries   the writer of a run: a group of this run got ready; wakes who waits
-    steno:{R}:groups             hash    none                 run: group -> where it is, until the last of its sessions goes
-    steno:{R}:docs               hash    none                 run: group -> its record, as long as `groups`
-    steno:{R}:trials             hash    none                 run: trial that has ended -> its outcome and tokens; as `groups`
+    steno:{R}:groups             hash    none                 run: group -> where it is, until the last of its sessions goes; it
+                                                              stays where it waits or is leased then
+    steno:{R}:docs               hash    none                 run: group -> its record, as long as `groups`; of a group that
+                                                              stays, until it is acknowledged
+    steno:{R}:trials             hash    none                 run: trial that has ended -> its outcome and tokens; as `docs`
     steno:{R}:due                zset    none                 run: running group -> its deadline
     steno:{R}:ready              stream  none                 run: groups that wait or are leased, one entry each, oldest
                                                               first; consumer group `trainers`: a lease is a pending entry
