@@ -132,7 +132,7 @@ class Generations:
                 counted = Counted(asked.stream, await self._engine.count(asked.job))
             self._send(counted)
         except StenoError as error:
-            self._send(_failed(asked.stream, error))
+            _say_failed(self._send, asked.stream, error)
         except Exception:  # recorded: the answer is an error, and the log has its traceback
             logger.exception("unhandled exception while counting a prompt")
             self._send(
@@ -278,7 +278,16 @@ class _Generation:
 
     def _fail(self, error: StenoError) -> None:
         self.end = error.code
-        self._send(_failed(self._number, error))
+        _say_failed(self._send, self._number, error)
+
+
+def _say_failed(send: Outlet, number: int, error: StenoError) -> None:
+    """The last frame of a stream or a count, also where the error's own words and numbers fit in no frame."""
+    try:
+        send(_failed(number, error))
+    except Exception as problem:  # recorded: a fixed text is sent in its place
+        logger.error("the error of stream %d can't be sent (%r): %r", number, problem, error)
+        send(Failed(number, error.code, "this failed with an error that can't be sent; the worker's log has it"))
 
 
 def _failed(number: int, error: StenoError) -> Failed:

@@ -72,7 +72,7 @@ class Channel:
         try:
             data = _encode(frame)
         except (RecursionError, OverflowError) as error:  # of what a client may nest as it likes
-            raise BadRequest(f"can't be sent to a worker: {error}") from None
+            raise BadRequest(f"can't be sent between proxy and worker: {error}") from None
         if len(data) + HEADER_BYTES > self.max_packet_bytes:
             raise BodyTooLarge(
                 f"a frame of {len(data)} bytes is too large: a packet has at most {self.max_packet_bytes}"

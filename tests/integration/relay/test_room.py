@@ -145,6 +145,6 @@ async def test_what_can_not_be_encoded_is_its_clients_fault() -> None:
         deep = {"a": deep}
     async with relay() as running:
         await running.worker()
-        with pytest.raises(Exception, match="can't be sent to a worker") as caught:
+        with pytest.raises(Exception, match="can't be sent between proxy and worker") as caught:
             running.hub.open(Order("trial", "f" * 12, Job(messages=[{"role": "user", "content": deep}])))
         assert getattr(caught.value, "status", 0) == 400

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from steno.contracts.chat import Sampling
-from steno.contracts.errors import BadRequest, ContextOverflow, ProtocolError, WorkerLost
+from steno.contracts.errors import BadRequest, ContextOverflow, ProtocolError, StenoError, WorkerLost
+from steno.contracts.wire.channel import Channel
 from steno.contracts.wire.frames import (
     Cancel,
     Count,
@@ -225,6 +226,34 @@ async def test_a_count_is_answered_once_whatever_happens() -> None:
     assert isinstance(fourth, Failed) and fourth.detail == {"prompt_tokens": 9, "context_tokens": 8}
     with pytest.raises(ProtocolError):
         bench.streams.handle(Count(3, job(1)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ContextOverflow("long", prompt_tokens=2**70, context_tokens=8, field="messages"),
+        BadRequest("half a pair: \ud800"),
+        BadRequest("no", field="f" * 2**20),
+    ],
+)
+async def test_an_error_that_fits_in_no_frame_is_still_the_one_end_of_its_stream_or_count(error: StenoError) -> None:
+    bench, channel = Bench(), Channel(max_packet_bytes=65536)
+
+    def pack(frame: Frame) -> None:
+        channel.push(frame)
+        bench.frames.append(frame)
+
+    def refuse(request: Generate) -> None:
+        raise error
+
+    bench.engine.before = refuse
+    bench.streams = Generations(bench.engine, Outlet(pack), WorkerMetrics(CollectorRegistry()), bench._on_trouble)
+    bench.start(1)
+    await bench.streams.finished()
+    bench.streams.handle(Count(2, job(1)))
+    await bench.turns(3)
+    text = "this failed with an error that can't be sent; the worker's log has it"
+    assert bench.frames == [Failed(number, error.code, text) for number in (1, 2)]
 
 
 class Tokenizing(CountingEngine):
