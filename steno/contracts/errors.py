@@ -80,7 +80,11 @@ class PreviousNotFound(BadRequest):
 
 
 class ContextOverflow(BadRequest):
-    """Carries both numbers, since each dialect words its own overflow error from them."""
+    """Carries both numbers, since each dialect words its own overflow error from them. 0: not known.
+
+    Attributes: prompt_alone: both are known, and the prompt leaves no room for a token of the answer. If False, only the message
+        says what is too long: prompt and answer together, for one.
+    """
 
     code = "context_length_exceeded"
 
@@ -90,6 +94,7 @@ class ContextOverflow(BadRequest):
         super().__init__(message, field=field)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
+        self.prompt_alone = prompt_tokens >= context_tokens > 0
 
 
 class Unauthorized(StenoError):

@@ -28,13 +28,24 @@ _OVERFLOW = (
     "context window",
     "model's context is",
 )
-_NUMBER = re.compile(r"\d[\d,_]{2,}")
+_N = r"(\d[\d,_]*)"
+_CONTEXT = re.compile(
+    rf"context (?:length |window )?(?:is|of) {_N}|(?:context length|context size|tokens allowed) \({_N}"
+    rf"|> {_N} maximum|{_N} maximum context|context limit: .*> {_N}|model length of {_N}",
+    re.IGNORECASE,
+)
+_PROMPT = re.compile(
+    rf"resulted in {_N}|{_N} (?:tokens )?(?:in|from|of) (?:the messages|your prompt|the input|text input)"
+    rf"|(?:contains|has) (?:at least )?{_N} (?:input )?tokens|{_N} tokens >|context limit: {_N} \+"
+    rf"|(?:token count|input length) \({_N}\)|input \({_N} tokens|prompt \(length {_N}\)",
+    re.IGNORECASE,
+)
 
 
 def translate(error: Exception, *, context_tokens: int, key: str = "", now: float | None = None) -> StenoError:
     """The error to raise for one that came from an upstream.
 
-    Args: context_tokens: of the model, for overflows whose text has no numbers. key: is blotted out wherever it appears.
+    Args: context_tokens: of the model, for overflows whose text does not name it. key: is blotted out wherever it appears.
         now: Unix s, for dates in Retry-After.
     """
     if isinstance(error, StenoError):
@@ -136,7 +147,16 @@ def _is_overflow(error: Exception, said: str) -> bool:
 
 
 def _overflow(said: str, context_tokens: int) -> ContextOverflow:
-    """Every provider names both numbers, in its own order; the prompt's is the larger one."""
-    numbers = {int(re.sub(r"[,_]", "", found)) for found in _NUMBER.findall(said)}
-    context, prompt = (min(numbers), max(numbers)) if len(numbers) > 1 else (context_tokens, context_tokens + 1)
-    return ContextOverflow(said, prompt_tokens=prompt, context_tokens=context, field="messages")
+    """Providers' texts have other numbers too: characters, tokens of the answer, request ids. A text that names only the
+    context is passed on without numbers. If it names neither, only this is known: the prompt exceeds the model's context."""
+    context, prompt = _number(_CONTEXT, said), _number(_PROMPT, said)
+    if context and not prompt:
+        return ContextOverflow(said, field="messages")
+    context = context or context_tokens
+    return ContextOverflow(said, prompt_tokens=prompt or context + 1, context_tokens=context, field="messages")
+
+
+def _number(pattern: re.Pattern[str], said: str) -> int:
+    """The first that can be a count of tokens; 0: there is none."""
+    found = (int(re.sub(r"[,_]", "", match[match.lastindex or 0])) for match in pattern.finditer(said))
+    return next((number for number in found if number < 2**31), 0)

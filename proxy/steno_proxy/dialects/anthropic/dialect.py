@@ -152,12 +152,14 @@ def _error(error: StenoError) -> dict[str, Any]:
 
 
 def _words(error: StenoError) -> str:
-    """Claude Code compacts when it reads these words, with both numbers."""
-    if isinstance(error, ContextOverflow) and error.prompt_tokens:
-        # Room for one token of the answer is asked for too, so a prompt may be as long as the context and still too long.
-        maximum = min(error.context_tokens, error.prompt_tokens - 1)
-        return f"prompt is too long: {error.prompt_tokens} tokens > {maximum} maximum"
-    return error.message
+    """Claude Code compacts when it reads `prompt is too long`; both numbers tell it by how much."""
+    if not isinstance(error, ContextOverflow):
+        return error.message
+    if not error.prompt_alone:
+        return f"prompt is too long: {error.message}"
+    # Room for one token of the answer is asked for too, so a prompt may be as long as the context and still too long.
+    maximum = min(error.context_tokens, error.prompt_tokens - 1)
+    return f"prompt is too long: {error.prompt_tokens} tokens > {maximum} maximum"
 
 
 class MessagesWriter:

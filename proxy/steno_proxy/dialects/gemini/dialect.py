@@ -150,7 +150,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def _message(error: StenoError) -> str:
-    if isinstance(error, ContextOverflow) and error.context_tokens:
+    if isinstance(error, ContextOverflow) and error.prompt_alone:
         return (
             f"The input token count ({error.prompt_tokens}) exceeds the maximum number of tokens allowed"
             f" ({error.context_tokens})."

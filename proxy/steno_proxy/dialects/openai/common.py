@@ -301,7 +301,7 @@ def error_body(error: StenoError) -> bytes:
 
 def error_words(error: StenoError) -> str:
     """OpenAI's own for a prompt that is too long: LiteLLM and what is built on it look for these and not for the code."""
-    if isinstance(error, ContextOverflow) and error.prompt_tokens:
+    if isinstance(error, ContextOverflow) and error.prompt_alone:
         # Room for one token of the answer is asked for too, so a prompt may be as long as the context and still too long.
         maximum = min(error.context_tokens, error.prompt_tokens - 1)
         return (

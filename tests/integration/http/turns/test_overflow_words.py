@@ -52,6 +52,17 @@ async def test_a_prompt_as_long_as_the_context_is_longer_than_what_is_named() ->
     assert answer.json()["error"]["message"] == WORDS.format(199, 200)
 
 
+@pytest.mark.parametrize("numbers", [(0, 0), (150, 200)])
+async def test_where_not_the_prompt_alone_is_too_long_the_workers_words_are_told(numbers: tuple[int, int]) -> None:
+    overflow = ContextOverflow("150 + 80 > 200", prompt_tokens=numbers[0], context_tokens=numbers[1])
+    async with running(ParrotEngine(lambda request: Say(refuse=overflow))) as proxy:
+        chat = await proxy.chat("t", "hello")
+        gemini = await proxy.http.post(
+            "/t/v1beta/models/m:generateContent", json={"contents": [{"parts": [{"text": "hi"}]}]}
+        )
+    assert [answer.json()["error"]["message"] for answer in (chat, gemini)] == ["150 + 80 > 200"] * 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_litellm_knows_it_for_what_it_is(proxy: Proxy, stream: bool) -> None:
     import litellm

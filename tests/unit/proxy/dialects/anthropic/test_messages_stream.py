@@ -319,5 +319,12 @@ def test_context_overflow_in_the_words_that_clients_look_for(prompt: int, maximu
     assert shown["message"] == f"prompt is too long: {prompt} tokens > {maximum} maximum"
 
 
+@pytest.mark.parametrize("numbers", [(0, 0), (62, 100)])
+def test_context_overflow_in_an_upstreams_words_is_known_by_ours(numbers: tuple[int, int]) -> None:
+    error = ContextOverflow("62 in the messages, 80 in the answer", prompt_tokens=numbers[0], context_tokens=numbers[1])
+    shown = json.loads(MessagesDialect().error(error))["error"]
+    assert shown["message"] == "prompt is too long: 62 in the messages, 80 in the answer"
+
+
 def test_a_projection_leaves_out_what_is_not_there() -> None:
     assert blocks({"role": "assistant", "content": ""}, TURN) == []

@@ -16,6 +16,7 @@ from steno_worker.engines.litellm.errors import MAX_CHARS, retry_after_s, transl
 
 WHO = {"llm_provider": "openai", "model": "m"}
 KEY = "sk-very-secret"
+LIMIT = "This model's maximum context length is"
 PASTED = json.dumps({"error": {"message": "slowly"}, "hint": "it's é"}, ensure_ascii=False).encode()
 
 
@@ -111,11 +112,47 @@ def test_retry_after_is_seconds_or_a_date(headers: dict[str, str], expected: flo
         ),
         ("prompt is too long: 210,000 tokens > 200,000 maximum", 210000, 200000),
         ("context_length_exceeded", 1001, 1000),
+        ("context_length_exceeded (request id: 2025021016352486213124GSwX)", 1001, 1000),
+        (f"{LIMIT} 65536 tokens. However, your messages resulted in 70000 tokens. (request id: 2025021016352486213124GSwX)",
+         70000, 65536),
+        (f"{LIMIT} 65536 tokens. However, you requested 70000 tokens (62000 in the messages, 8000 in the completion).",
+         62000, 65536),
+        (f"{LIMIT} 4096 tokens. However, you requested 4000 output tokens and your prompt contains 192 input tokens, for a "
+         "total of 4192 tokens.", 192, 4096),
+        (f"{LIMIT} 4096 tokens. However, your prompt contains at least 4097 input tokens, which exceeds this limit even "
+         "without any output tokens.", 4097, 4096),
+        (f"{LIMIT} 4096 tokens. However, your prompt contains 131073 characters (more than 131072 characters, which is the "
+         "upper bound for 4095 input tokens).", 0, 0),
+        (f"{LIMIT} 4096 tokens, not 5000", 0, 0),
+        (f"{LIMIT} 4096 tokens. However, your messages resulted in 2147483648 tokens", 0, 0),
+        (f"Error code: 400 - {{'error': {{'message': \"{LIMIT} 65536 tokens. However, your messages resulted in 70000 "
+         "tokens\"}}", 70000, 65536),
+        ("the prompt has 5000 tokens; the model's context is 4000", 5000, 4000),
+        ("The decoder prompt (length 5000) is longer than the maximum model length of 4096; the context window", 5000, 4096),
+        ("Input length (5000) exceeds model's maximum context length (4096).", 5000, 4096),
+        ("The input (5000 tokens) is longer than the model's maximum context length (4096 tokens).", 5000, 4096),
+        ("Prompt contains 40000 tokens and 0 draft tokens, too large for model with 32768 maximum context length", 40000, 32768),
+        ("This endpoint's maximum context length is 65536 tokens. However, you requested about 70000 tokens (62000 of text "
+         "input, 8000 in the output).", 62000, 65536),
     ],
-)
+)  # fmt: skip
 def test_an_overflow_carries_both_numbers(said: str, prompt: int, context: int) -> None:
     found = translated(upstream.BadRequestError(said, response=response(400), **WHO))
     assert isinstance(found, ContextOverflow)
+    assert (found.prompt_tokens, found.context_tokens) == (prompt, context)
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt", "context"),
+    [
+        ("The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).", 1200000, 1048576),
+        ("input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease one", 188240, 200000),
+        ("the request exceeds the available context size (4096 tokens), try increasing it", 0, 0),
+    ],
+)
+def test_an_overflow_that_litellm_alone_knows_keeps_its_words(said: str, prompt: int, context: int) -> None:
+    found = translated(upstream.ContextWindowExceededError(said, response=response(400), **WHO))
+    assert isinstance(found, ContextOverflow) and found.message == said
     assert (found.prompt_tokens, found.context_tokens) == (prompt, context)
 
 
