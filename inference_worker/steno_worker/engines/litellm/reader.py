@@ -24,7 +24,7 @@ class ChunkReader:
         self._usage: Any = None
 
     def read(self, chunk: Any) -> Delta | None:
-        """What a chunk adds; None when that is nothing."""
+        """What a chunk adds; None when that is nothing. Raises: EngineFailed: something else where text belongs."""
         if getattr(chunk, "usage", None) is not None:
             self._usage = chunk.usage
         if not chunk.choices:
@@ -35,10 +35,10 @@ class ChunkReader:
         said = Delta(self._stream, b"", b"", "")
         delta = getattr(choice, "delta", None)
         if delta is None:  # a plain completion
-            said.content = choice.text or ""
+            said.content = _text(choice.text)
         else:
-            said.content = getattr(delta, "content", None) or ""
-            said.reasoning = getattr(delta, "reasoning_content", None) or ""
+            said.content = _text(getattr(delta, "content", None))
+            said.reasoning = _text(getattr(delta, "reasoning_content", None))
             said.tool_calls = [self._call(piece) for piece in getattr(delta, "tool_calls", None) or ()]
             if self._wants_logprobs:
                 said.tokens = _logprobs(getattr(choice, "logprobs", None))
@@ -68,15 +68,21 @@ class ChunkReader:
 
     def _call(self, piece: Any) -> ToolCallPiece:
         """Calls are numbered by us: some providers give every call index 0, told apart by their ids only."""
-        index, call_id = piece.index or 0, piece.id or ""
+        index, call_id = piece.index or 0, _text(piece.id)
         function = piece.function
-        name, arguments = (function.name or "", function.arguments or "") if function is not None else ("", "")
+        name, arguments = (_text(function.name), _text(function.arguments)) if function is not None else ("", "")
         for number in range(len(self._calls) - 1, -1, -1):
             known_index, known_id = self._calls[number]
             if known_index == index and call_id in ("", known_id):
                 return ToolCallPiece(number, arguments)
         self._calls.append((index, call_id))
         return ToolCallPiece(len(self._calls) - 1, arguments, call_id, name)
+
+
+def _text(said: Any) -> str:
+    if not isinstance(said, str | None):
+        raise EngineFailed(f"the upstream gave {type(said).__name__}, expected text")
+    return said or ""
 
 
 def _count(usage: Any, name: str) -> int:
@@ -87,8 +93,8 @@ def _count(usage: Any, name: str) -> int:
 def _logprobs(given: Any) -> list[TokenLogprob]:
     tokens = []
     for token in getattr(given, "content", None) or ():
-        others = [(other.token, _raw(other), other.logprob) for other in token.top_logprobs or ()]
-        tokens.append(TokenLogprob(token.token, _raw(token), token.logprob, others))
+        others = [(_text(other.token), _raw(other), other.logprob) for other in token.top_logprobs or ()]
+        tokens.append(TokenLogprob(_text(token.token), _raw(token), token.logprob, others))
     return tokens
 
 

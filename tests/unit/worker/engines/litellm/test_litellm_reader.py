@@ -17,7 +17,7 @@ def chunk(finish: str | None = None, usage: Any = None, logprobs: Any = None, **
     return Chunk(choices=[Chunk(delta=Chunk(**delta), finish_reason=finish, logprobs=logprobs)], usage=usage)
 
 
-def call(index: int | None, call_id: str | None = None, name: str | None = None, arguments: str | None = None) -> Any:
+def call(index: int | None, call_id: Any = None, name: str | None = None, arguments: Any = None) -> Any:
     return Chunk(index=index, id=call_id, function=Chunk(name=name, arguments=arguments))
 
 
@@ -69,6 +69,22 @@ def test_a_providers_own_words_for_the_end_become_ours(said: str, reason: str) -
 def test_a_stream_that_ends_without_saying_how_is_an_error() -> None:
     with pytest.raises(EngineFailed, match="without a finish reason"):
         read(chunk(content="half"))
+
+
+@pytest.mark.parametrize(
+    ("odd", "kind"),
+    [
+        (chunk(reasoning_content=[{"type": "text", "text": "hm"}]), "list"),
+        (chunk(reasoning_content={"text": "hm"}), "dict"),
+        (chunk(content=["ok"]), "list"),
+        (chunk(tool_calls=[call(0, "a", "look", {"x": 1})]), "dict"),
+        (chunk(tool_calls=[call(0, 7, "look", "{}")]), "int"),
+        (Chunk(choices=[Chunk(text=7, finish_reason=None)], usage=None), "int"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_an_error_of_the_upstreams(odd: Any, kind: str) -> None:
+    with pytest.raises(EngineFailed, match=f"the upstream gave {kind}, expected text"):
+        read(odd)
 
 
 def test_log_probabilities_are_for_the_client_that_asked() -> None:
