@@ -34,7 +34,7 @@ from steno.contracts.wire.frames import (
     Hello,
     Prepare,
 )
-from steno.contracts.wire.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS, TO_PROXY
+from steno.contracts.wire.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, REFUSALS
 from steno.contracts.wire.peer import HANDSHAKE_S, ChannelLost, DropSocket, Event, PeerState, PeerUp
 from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings, dial_url
@@ -282,7 +282,7 @@ class ProxyConnection:
             if not self._leaving:
                 logger.warning("the channel with %s is lost: %s (%s)", self.url, event.code, event.reason)
             self._metrics.channels_lost.labels(event.code).inc()
-            self._metrics.unacknowledged.inc(tokens_in(self._outlet.channel.unacknowledged()))
+            self._metrics.unacknowledged.inc(self._outlet.unacknowledged_tokens())
             self._updates.forget(self._outlet)
             self._abandon()
             self._begin(self._peer)
@@ -391,12 +391,6 @@ class ProxyConnection:
             self._metrics.connected.inc(1 if value else -1)
 
     __connected = False
-
-
-def tokens_in(packets: list[bytes]) -> int:
-    """Sampled tokens in packets to a proxy."""
-    frames = (frame for packet in packets for frame in TO_PROXY.decode(packet).frames)
-    return sum(len(frame.ids) >> 2 for frame in frames if isinstance(frame, Delta))
 
 
 async def _close(websocket: ClientConnection, code: int, reason: str, last: list[bytes]) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
+from steno.contracts.errors import ProtocolError
 from steno.contracts.wire.frames import Delta, Frame
+from steno.contracts.wire.packets import TO_PROXY, decode_packet
 from steno.contracts.wire.peer import EVENTS_SHARE, PeerState
 from steno.contracts.wire.peer_ends import WorkerPeer
+
+logger = logging.getLogger(__name__)
 
 
 class ChannelOutlet:
@@ -36,6 +41,19 @@ class ChannelOutlet:
             self._send(frame)
         elif type(frame) is Delta:
             self._dropped(frame)
+
+    def unacknowledged_tokens(self) -> int:
+        """Sampled tokens in the packets that the proxy has not acknowledged. One that does not decode is left out: it may be why
+        the channel is lost."""
+        tokens = 0
+        for packet in self.channel.unacknowledged():
+            try:
+                frames = decode_packet(TO_PROXY, packet, len(packet)).frames
+            except ProtocolError as error:
+                logger.error("a packet that this worker made does not decode: %s", error.message)
+                continue
+            tokens += sum(len(frame.ids) >> 2 for frame in frames if isinstance(frame, Delta))
+        return tokens
 
     async def room(self) -> None:
         """Wait until more has been acknowledged. Cancel-safe."""

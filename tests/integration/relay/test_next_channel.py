@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from steno.contracts.chat import Sampling
-from steno.contracts.wire.frames import Counted, Delta, Failed, Finish, Frame, Generate, Progress, Started
+from steno.contracts.errors import StenoError
+from steno.contracts.wire.frames import Counted, Delta, Failed, Finish, Frame, Generate, Progress, Started, StreamEvent
 from steno.contracts.wire.peer import PeerState
 from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings
@@ -21,7 +24,7 @@ from steno_worker.weights.update_runner import UpdateRunner
 from tests.integration.relay.conftest import drain, relay
 from tests.support.machine.tcprelay import TcpRelay
 from tests.support.waiting import until
-from tests.support.workers.counting import CountingEngine, ids_of, job
+from tests.support.workers.counting import DIGEST, PROMPT, CountingEngine, ids_of, job
 
 BUSY = 128
 MUCH = 10**6
@@ -52,6 +55,31 @@ async def test_what_busy_streams_of_a_proxy_say_is_not_heard_by_its_successor() 
         heard += counts.tokens
         lost = worker.metric("steno_worker_unacknowledged_tokens_total")
         assert lost and worker.engine.tally.sampled <= heard + lost  # (I4); what was not acknowledged may have arrived
+
+
+class Odd(CountingEngine):
+    """Its first generation says something that no proxy can read."""
+
+    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
+        if not self.generated:
+            self.generated[request.turn_id] = 0
+            reasoning: Any = [{"type": "text", "text": "hm"}]
+            yield Started(request.stream, 0, PROMPT, 3, DIGEST, request.job.sampling)
+            yield Delta(request.stream, b"", b"", "base/0", reasoning=reasoning)
+        async for event in super().generate(request):
+            yield event
+
+
+async def test_a_worker_whose_packet_no_proxy_can_read_dials_again() -> None:
+    async with relay() as running:
+        worker = await running.worker(Odd())
+        stream = running.open(3)
+        with pytest.raises(StenoError):
+            await drain(stream)
+        await until(lambda: worker.metric("steno_worker_channels_lost_total", code="protocol_error") == 1)
+        await until(running.hub.cards)
+        assert ids_of(await drain(running.open(3))) == [0, 1, 2]
+        assert not worker.task.done() and running.hub.counts.channels["new"] == 2
 
 
 STALE: list[Frame] = [
