@@ -17,7 +17,7 @@ MAX_NESTING = 64
 
 def whole_text(text: str) -> str:
     """With U+FFFD for each half of a surrogate pair: models sample such escapes, and no file, frame or tokenizer takes one."""
-    return _HALF.sub("\ufffd", text)
+    return text if text.isascii() else _HALF.sub("\ufffd", text)
 
 
 def storable(value: Any, depth: int = 0) -> Any:

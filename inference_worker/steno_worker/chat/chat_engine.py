@@ -20,8 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from steno.contracts.chat import CONTINUES, OPEN_END, Job, Sampling, TokenLogprob
+from steno.contracts.chat import CONTINUES, OPEN_END, Job, Sampling, TokenLogprob, ToolCallPiece
 from steno.contracts.errors import BadRequest, ContextOverflow, EngineFailed, NoWorker, UnsoundOutput
+from steno.contracts.json_limits import whole_text
 from steno.contracts.records import bytes_to_ids, floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import (
     TAKEOVER,
@@ -206,9 +207,9 @@ class ChatEngine:
             ids=ids_to_bytes(read.ids),
             logprobs=floats_to_bytes(step.logprobs[: len(read.ids)]) if step.logprobs is not None else b"",
             version=step.version,
-            content=parsed.content,
-            reasoning=parsed.reasoning,
-            tool_calls=parsed.tool_calls,
+            content=whole_text(parsed.content),
+            reasoning=whole_text(parsed.reasoning),
+            tool_calls=[_whole_piece(piece) for piece in parsed.tool_calls],
             tokens=[] if job.top_logprobs is None else self._tokens(step, read.ids, job.top_logprobs),
             constrained=step.constrained or not law.is_plain(),
             mixed_kv=step.mixed_kv,
@@ -226,6 +227,11 @@ class ChatEngine:
             alternatives = [(*self._format.token_text(other), value) for other, value in others]
             seen.append(TokenLogprob(*self._format.token_text(token_id), logprob, alternatives))
         return seen
+
+
+def _whole_piece(piece: ToolCallPiece) -> ToolCallPiece:
+    """Parsers read a call as JSON, where the model may have written half a surrogate pair as an escape."""
+    return ToolCallPiece(piece.index, whole_text(piece.arguments), whole_text(piece.id), whole_text(piece.name))
 
 
 def law_in_effect(asked: Sampling, prompt_tokens: int, context_tokens: int, field: str) -> Sampling:

@@ -10,6 +10,7 @@ from typing import Any
 
 from steno.contracts.chat import FinishReason, TokenLogprob, ToolCallPiece
 from steno.contracts.errors import EngineFailed
+from steno.contracts.json_limits import whole_text
 from steno.contracts.wire.frames import Delta, Finish
 
 
@@ -80,9 +81,10 @@ class ChunkReader:
 
 
 def _text(said: Any) -> str:
+    """Two chunks may each have half of a pair: then both halves are U+FFFD."""
     if not isinstance(said, str | None):
         raise EngineFailed(f"the upstream gave {type(said).__name__}, expected text")
-    return said or ""
+    return whole_text(said or "")
 
 
 def _count(usage: Any, name: str) -> int:
@@ -99,4 +101,4 @@ def _logprobs(given: Any) -> list[TokenLogprob]:
 
 
 def _raw(token: Any) -> bytes:
-    return bytes(token.bytes) if token.bytes is not None else str(token.token).encode()
+    return bytes(token.bytes) if token.bytes is not None else _text(token.token).encode()

@@ -6,11 +6,14 @@ import json
 import re
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steno.contracts.wire.frames import Delta
 from steno_worker.chat.hermes import HermesParser
+from tests.unit.worker.chat.test_job import STOP, Told, chat, run, step, tokens
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 CALLS = [
@@ -134,6 +137,27 @@ def test_cut_off_calls_keep_what_was_sampled() -> None:
     assert unbalanced.all() == ("", "", [["f", '{"a": 1}']], 1)
     never_closed = Result(['<tool_call>\n{"name": "f", "arguments": {"a": 1\n</tool_call>'])
     assert never_closed.all() == ("", "", [["f", '{"a": 1\n']], 1)
+
+
+@pytest.mark.parametrize(
+    ("inner", "name", "arguments"),
+    [
+        ('{"name": "f\\ud83d", "arguments": {"a": 1}}', "f\ufffd", '{"a": 1}'),
+        ('{"arguments": {"a": "\\ud83d"}, "name": "\\udc00f"}', "\ufffdf", '{"a": "\\ud83d"}'),
+        ('{"name": "f", "arguments": "x\\ud83d 🚀"}', "f", "x\ufffd 🚀"),
+        ('{"name": "f", "arguments": "\\ud83d\\ude80"}', "f", "🚀"),
+    ],
+)
+async def test_half_a_surrogate_pair_in_a_call_is_a_replacement_character(
+    inner: str, name: str, arguments: str
+) -> None:
+    """Of the text alone: the ids are recorded as they were sampled."""
+    ids = [*tokens(f"<tool_call>{inner}</tool_call>"), STOP]
+    out = await run(Told(*(step([token_id]) for token_id in ids[:-1]), step(ids[-1:], "stop")), chat())
+    for delta in out.deltas:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(delta), type=Delta) == delta
+    assert ("".join(piece.name for piece in out.pieces), out.arguments) == (name, arguments)
+    assert (out.ids, out.finish.reason) == (ids, "tool_calls")
 
 
 def test_what_follows_the_arguments_is_content() -> None:

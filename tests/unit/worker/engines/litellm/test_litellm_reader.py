@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace as Chunk
 from typing import Any
 
+import msgspec
 import pytest
 
 from steno.contracts.chat import TokenLogprob, ToolCallPiece
@@ -57,6 +58,20 @@ def test_calls_are_numbered_by_us_also_where_the_provider_gives_all_the_same_num
         ToolCallPiece(1, "{}", "b", "look"), ToolCallPiece(2, "{}", "c", "see"),
     ]  # fmt: skip
     assert finish.reason == "tool_calls"
+
+
+def test_half_a_surrogate_pair_is_a_replacement_character() -> None:
+    token = Chunk(token="\ud83d", bytes=None, logprob=-0.5, top_logprobs=[])
+    (delta,) = read(
+        chunk(
+            "stop", content="a\ud83d", reasoning_content="\ude00", logprobs=Chunk(content=[token]),
+            tool_calls=[call(0, "a", "look\ud83d", "\ud83d🚀")],
+        ),
+        wants_logprobs=True,
+    )[0]  # fmt: skip
+    assert (delta.content, delta.reasoning) == ("a\ufffd", "\ufffd")
+    assert delta.tool_calls == [ToolCallPiece(0, "\ufffd🚀", "a", "look\ufffd")]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(delta), type=Delta) == delta
 
 
 @pytest.mark.parametrize(
