@@ -227,19 +227,18 @@ class Stager:
                 )
             )  # fmt: skip
             await self._take_all(update, made.incoming)
-            arrived = made.incoming.folder
-        else:
-            arrived = await disk.do(readable_folder, update.spec.location)
+        here = made.incoming.folder if made.incoming is not None else None
         await disk.do(made.open, self._needed_folders, size)
 
         def patch(on_bytes: Callable[[int], None]) -> Path:
+            arrived = here or readable_folder(update.spec.location)
             return PatchJob(
                 manifest, base.folder if base is not None else arrived,
                 base.shards if base is not None else [shard.name for shard in manifest.shards],
                 patches, arrived, comes, made.folder, update.abandoned, on_bytes,
             ).run()  # fmt: skip
 
-        path = await self._watched(update, repr(str(arrived)), patch)
+        path = await self._watched(update, repr(str(here or update.spec.location)), patch)
         taken = sum(file.size for file in wanted)
         if not comes:
             self._metrics.staged_bytes.labels("filesystem").inc(taken)

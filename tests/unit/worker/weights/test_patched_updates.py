@@ -19,7 +19,7 @@ from steno.contracts import weight_patch
 from steno.contracts.errors import WeightsRefused
 from steno.contracts.policy import PATCHES, Manifest, PatchEntry, UpdateSpec
 from steno.contracts.wire.frames import Apply, Chunk
-from steno_worker.weights import staged_files
+from steno_worker.weights import stage, staged_files
 from steno_worker.weights.patching import PatchBase, PatchedStaging, PatchJob, whole_spec
 from steno_worker.weights.staged_files import UpdateAbandoned
 from steno_worker.weights.update_state import WeightUpdate
@@ -328,6 +328,30 @@ async def test_a_disk_that_is_full_refuses_before_anything_is_written(
     assert "staging_dir: " in await side.serve(spec)
     monkeypatch.setattr(staged_files, "SPARE_BYTES", 0)
     assert await side.serve(spec) == ""
+    side.check_loaded("run/1")
+
+
+@pytest.mark.parametrize("side", ["filesystem"], indirect=True)
+@pytest.mark.parametrize("has_base", [True, False])
+async def test_a_folder_that_hangs_is_given_up(side: Side, monkeypatch: pytest.MonkeyPatch, has_base: bool) -> None:
+    first, answers, real = side.trained.push(0), threading.Event(), stage.readable_folder
+    if has_base:
+        await side.serve(first)
+
+    def hanging(folder: str) -> Path:
+        answers.wait()
+        return real(folder)
+
+    spec = side.trained.push(1)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(stage, "readable_folder", hanging)
+            patched.setattr(stage, "STUCK_S", 0.1)
+            patched.setattr(stage, "REPORT_EVERY_S", 0.01)
+            assert "nothing could be read" in await side.serve(spec)
+        assert await side.serve(spec) == "", "its thread, which still hangs, holds up nothing"
+    finally:
+        answers.set()
     side.check_loaded("run/1")
 
 
