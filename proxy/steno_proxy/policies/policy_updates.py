@@ -66,21 +66,21 @@ class PolicyUpdates:
         return orders + self._settle(now)
 
     def serve(self, run: UpdateRun, now: float) -> list[FrameOrder]:
-        """Some worker serves it, as the store knows."""
-        if self.in_force is None or self._place(run) > self._place(self.in_force):
-            self.in_force = run
-            self.gate += 1
-        return self._settle(now)
+        """Some worker serves it, as the store knows, or as that worker says. If it had failed, it is done after all."""
+        run.served = True
+        return _orders(run, run.tick(now)) + self._settle(now)
 
     def join(self, worker_id: str, version: str, now: float) -> list[FrameOrder]:
         """A worker that takes updates is there, new or started again."""
         self._versions[worker_id] = version
-        orders = _orders(self.active, self.active.join(worker_id, version, now)) if self.active is not None else []
+        orders = self._said(version, now)
+        if self.active is not None:
+            orders += _orders(self.active, self.active.join(worker_id, version, now))
         return orders + self._settle(now)
 
     def announced(self, worker_id: str, version: str, now: float) -> list[FrameOrder]:
         self._versions[worker_id] = version
-        orders = []
+        orders = self._said(version, now)
         for run in self._concerned(worker_id):
             orders += _orders(run, run.announced(worker_id, version, now))
         return orders + self._settle(now)
@@ -136,6 +136,11 @@ class PolicyUpdates:
             update_id=self.posted.update_id if self.posted else None,
             workers=serving,
         )
+
+    def _said(self, version: str, now: float) -> list[FrameOrder]:
+        """A worker says that it serves this: known before any update has it load an older one."""
+        said = [run for run in self.runs.values() if run.version == version and not run.served]
+        return [order for run in said for order in self.serve(run, now)]
 
     def _concerned(self, worker_id: str) -> list[UpdateRun]:
         return [run for run in self.runs.values() if run is self.active or worker_id in run.members]

@@ -5,7 +5,7 @@
 
 Every replica runs it for the workers it sees; what it tells them is idempotent. Workers that come later, and those that failed,
 are brought along after `done` as well: they are told to load as soon as they are ready. A `failed` update rests until it is
-posted again.
+posted again. If a worker is found to serve it, it is `done` after all.
 """
 
 from __future__ import annotations
@@ -285,11 +285,11 @@ class UpdateRun:
                 self._go(members, late, now)
             self._end(members, late, now)
         elif self.state == "failed" and self.served:
-            self.state, self.ended_at = "done", self._unix(now)
-            # Those that came while it rested were not asked.
-            self._steps += [
-                MemberFrame(member.worker_id, FrameKind.PREPARE) for member in members if member.state == "waiting"
-            ]
+            self.state, self.ended_at, self.applied = "done", self._unix(now), True
+            # Those that came while it rested were not asked, and those that got ready were not told to load.
+            for member in members:
+                if member.state in ("waiting", "ready"):
+                    self._ask(member, now)
         return self._taken()
 
     def _name_late(self, members: list[UpdateMember], now: float) -> None:

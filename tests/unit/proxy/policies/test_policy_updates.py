@@ -141,6 +141,97 @@ def test_while_the_newest_has_failed_late_workers_are_brought_to_what_is_in_forc
     assert set(fleet.versions.values()) == {"run-a/2"}
 
 
+def failed(fleet: Fleet) -> UpdateRun:
+    """a and b serve 1; a refuses 2, and b's channel is lost while it loads 2: nobody is known to serve it."""
+    fleet.start("a")
+    fleet.start("b")
+    fleet.post(1)
+    fleet.settle()
+    fleet.refusing = {"a"}
+    fleet.post(2)
+    fleet.work("b"), fleet.work("a")
+    posted = fleet.updates.posted
+    assert posted is not None and posted.switching("b")
+    fleet.kill("b")
+    assert (posted.state, fleet.eligible()) == ("failed", {"a"})
+    return posted
+
+
+def loads_2_after_all(fleet: Fleet, posted: UpdateRun) -> None:
+    assert (posted.state, fleet.updates.in_force, fleet.updates.active) == ("done", posted, posted)
+    assert "a" not in fleet.eligible()
+    assert not fleet.inbox["a"], "it refused a moment ago"
+    fleet.settle()
+    assert posted.members["a"].attempts > 1
+    assert "a" not in fleet.eligible()
+    fleet.refusing = set()
+    fleet.settle()
+    assert set(fleet.versions.values()) == {"run-a/2"}
+    assert fleet.eligible() == set(fleet.versions)
+
+
+def test_a_failed_update_is_done_once_a_worker_comes_back_that_has_loaded_it() -> None:
+    fleet = Fleet()
+    posted = failed(fleet)
+    fleet.start("b", "run-a/2")
+    assert not fleet.inbox["b"], "nobody is told to load an older version"
+    loads_2_after_all(fleet, posted)
+
+
+def test_a_failed_update_is_done_once_a_worker_that_was_back_meanwhile_has_loaded_it() -> None:
+    fleet = Fleet()
+    posted = failed(fleet)
+    fleet.start("b", "run-a/1")  # it loads 2 still
+    fleet.versions["b"] = "run-a/2"
+    fleet.take(fleet.updates.announced("b", "run-a/2", fleet.now))
+    assert not fleet.inbox["b"]
+    loads_2_after_all(fleet, posted)
+
+
+def test_a_failed_update_is_done_once_the_store_says_that_a_worker_of_another_replica_serves_it() -> None:
+    fleet = Fleet()
+    posted = failed(fleet)
+    fleet.start("late")
+    fleet.take(fleet.updates.serve(posted, fleet.now))
+    loads_2_after_all(fleet, posted)
+
+
+def test_who_became_ready_while_an_update_rested_loads_it_once_it_is_done() -> None:
+    fleet = Fleet()
+    fleet.start("a")
+    fleet.post(1)
+    fleet.settle()
+    fleet.refusing = {"a"}
+    fleet.post(2)
+    fleet.work("a")
+    posted = fleet.updates.posted
+    assert posted is not None and (posted.state, posted.applied) == ("failed", False)
+    fleet.ready["a"].add(posted.update_id)
+    fleet.say("a", Progress(posted.update_id, "ready"))  # as asked by another replica
+    fleet.refusing = set()
+    fleet.take(fleet.updates.serve(posted, fleet.now))
+    fleet.work("a"), fleet.work("a")
+    assert (posted.state, fleet.versions) == ("done", {"a": "run-a/2"})
+
+
+def test_an_older_update_that_a_worker_serves_is_in_force_where_the_newest_has_failed() -> None:
+    fleet = Fleet()
+    fleet.start("a")
+    for step in (1, 2):
+        fleet.post(step)
+        fleet.settle()
+        fleet.refusing = {"a"}
+    fleet.post(3)
+    fleet.work("a"), fleet.work("a")
+    assert fleet.updates.posted is not None and fleet.updates.posted.state == "failed"
+    fleet.start("b", "run-a/2")
+    assert not fleet.inbox["b"]
+    assert (fleet.updates.in_force, fleet.eligible()) == (fleet.updates.active, {"b"})
+    fleet.refusing = set()
+    fleet.settle()
+    assert set(fleet.versions.values()) == {"run-a/2"}
+
+
 def test_a_version_posted_at_another_replica_is_not_behind_once_it_is_known() -> None:
     fleet = Fleet()
     fleet.start("a", "run-a/1")
