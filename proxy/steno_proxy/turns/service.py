@@ -158,7 +158,7 @@ class TurnService:
             request.let_go()
             for choice in request.choices:
                 choice.cut_off("another completion of the request could not be started")
-            if isinstance(error, StenoError):
+            if isinstance(error, StenoError | asyncio.CancelledError):  # cancelled: its client has left
                 await self._refused(recording, key, queued, again=request.again)
             raise
         metrics.STREAMS.inc(asked.n)

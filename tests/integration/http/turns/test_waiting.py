@@ -182,6 +182,25 @@ async def test_a_client_that_leaves_while_it_waits_takes_no_place() -> None:
         assert "gone" not in engine.begun and not proxy.app.state.turns._running
 
 
+async def test_the_retry_of_a_client_that_left_while_it_waited_is_no_retry_of_its_siblings() -> None:
+    async with busy() as (proxy, engine):
+        engine.script = lambda request: Say("one")
+        assert (await ask(proxy, "t")).status_code == 200
+        engine.script = engine._say
+        others = [ask(proxy, "a") for _ in range(AT_ONCE)]
+        await until(lambda: len(engine.begun) == AT_ONCE)
+        gone = ask(proxy, "t")
+        await until(lambda: waiting(proxy) == 1)
+        gone.cancel()
+        await until(lambda: not waiting(proxy))
+        engine.gate.set()
+        await asyncio.gather(*others)
+        proxy.http.headers["x-stainless-retry-count"] = "1"
+        assert (await ask(proxy, "t")).json()["choices"][0]["message"]["content"] == "ab"
+        turns = await proxy.turns("t")
+        assert [(turn.superseded_by, turn.retry_of) for turn in turns] == [(None, None)] * 2
+
+
 async def test_a_request_for_a_model_that_is_away_holds_up_no_other_request() -> None:
     """I8: any agent may name a model that some worker has served."""
     store = MemoryStore()
