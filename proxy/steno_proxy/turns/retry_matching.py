@@ -148,7 +148,10 @@ def _same_prompt(recording: Recording, plan: Plan) -> Iterable[int]:
     tree = recording.tree
     if plan.is_prompt:
         prompt = plan.job.prompt_ids if plan.job.prompt_ids is not None else (plan.job.prompt_text or "").encode()
-        numbers = tree.turns_asked([prompt_index.prompt_digest(prompt)], plan.tools, plan.options, after=plan.parent)
+        asked = [prompt_index.prompt_digest(prompt)]
+        numbers = tree.turns_asked(asked, plan.tools, plan.options, after=plan.parent)
+        if plan.parent >= 0:  # a worker that could not continue made a root of it
+            numbers = sorted([*numbers, *tree.turns_asked(asked, plan.tools, plan.options)], reverse=True)
     else:
         numbers = tree.turns_asked(plan.digests, plan.tools, plan.options)
     running = set(recording.open_here.values())

@@ -184,6 +184,22 @@ async def test_prompts_of_ids_continue_what_they_begin_with(proxy: Proxy) -> Non
     assert (three.parent_id, three.fork_reason) == (None, "new_conversation")
 
 
+@pytest.mark.parametrize("refused", ["", "render_differs: other ids"])
+@pytest.mark.parametrize("prompts", [("ab", "abhello more"), ([5, 6], [5, 6, *ids("hello"), STOP_ID, 7])])
+async def test_the_retry_of_a_prompt_that_begins_with_another_ones_path_gets_its_answer(
+    prompts: tuple[Any, Any], refused: str
+) -> None:
+    """Also where a worker that can not continue has made a root of it."""
+    async with running(ParrotEngine(lambda r: Say("hello", refused=refused if r.prefix_ids else ""))) as proxy:
+        for prompt in prompts:
+            body = {"prompt": prompt}
+            answer = await proxy.http.post("/t/v1/completions", json=body)
+            again = await proxy.http.post("/t/v1/completions", json=body, headers={"x-stainless-retry-count": "1"})
+            assert again.json() == answer.json()
+        one, two = await proxy.turns("t")
+        assert two.parent_id == (None if refused else one.turn_id)
+
+
 async def test_synthetic_sessions_are_marked() -> None:
     async with running(ParrotEngine(lambda request: Say("a", no_logprobs=True), synthetic=True)) as proxy:
         assert (await proxy.chat("t", "x")).status_code == 200
