@@ -74,9 +74,10 @@ def check_sampled(
     for turn_id, (trial_id, turn) in turns.items():
         asked = by_turn.get(turn_id, [])
         if turn.partial:
-            # What could not be gone on with is a turn of its own. Its worker knew it by the id of what took its place, which may
-            # have been left in its turn, and then is on record under no such id.
-            others = (name for name in by_turn if name == turn.superseded_by or name not in turns)
+            # What could not be gone on with is a turn of its own. Its worker knew it by the id of what took its place in the end,
+            # which may have been left in its turn, and then is on record under no such id.
+            later = set(_later(turn, turns))
+            others = (name for name in by_turn if name in later or name not in turns)
             asked = [*asked, *(one for name in others for one in by_turn[name] if one.trial_id == trial_id)]
         known = {(one.position, one.token_id, one.version, one.worker): one for one in asked}
         for token in _tokens(turn):
@@ -91,6 +92,15 @@ def check_sampled(
         if calm.get(trial_id) and fate["unrecorded"] + fate["after the end"]:
             wrong.append(f"I4: nobody cut {trial_id} off, and of turn {turn_id} was sampled {dict(fate)}")
     return wrong, fates
+
+
+def _later(turn: Turn, turns: Mapping[str, tuple[str, Turn]]) -> Iterator[str]:
+    """The turns that took its place, one after the other."""
+    while turn.superseded_by is not None:
+        yield turn.superseded_by
+        if turn.superseded_by not in turns:
+            return
+        turn = turns[turn.superseded_by][1]
 
 
 def _tokens(turn: Turn) -> Iterator[tuple[int, int, str, str]]:

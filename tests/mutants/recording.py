@@ -120,8 +120,13 @@ MUTANTS = (
         "            if type(event) is Delta:\n                self.transcript.take(event)\n", "            pass\n", _CHOICES,
     ),
     Mutant(
-        "restart-forgets-retry", "a retry that is begun again loses which turn it repeats", _CHOICE,
-        "lost.commit.exception() is None and self.facts.retry_of is None:", "lost.commit.exception() is None:", _CHOICES,
+        "restart-forgets-retry", "the first attempt of a retry that is begun again loses which turn it repeats", _CHOICE,
+        "replace(self.facts, answer_id=None, request=None)",
+        "replace(self.facts, retry_of=None, answer_id=None, request=None)", _CHOICES,
+    ),
+    Mutant(
+        "restart-of-what-is-lost", "a turn that is begun again is in place of one that could not be recorded", _CHOICE,
+        "transcript.turn_id if lost.recorded else self.facts.retry_of", "transcript.turn_id", _CHOICES,
     ),
     Mutant(
         "unrecorded-by-delivery", "tokens that could not be recorded are counted as far as they were delivered", _CHOICE,

@@ -53,12 +53,12 @@ class OpenChoice:
     failures: attempts that count (`failover.py`). full: engines that sent it away.
     plan: where it stands; the request's, until the worker or a commit knows better.
     finished: what its clients are to see, once it is on record, whole. commit, saving: the writes, of the turn and of what was
-    open of it.
+    open of it. recorded: it has ended, and is on record.
     """
 
     __slots__ = (
         "_in_one_piece", "_recorder", "_recording", "commit", "facts", "failures", "finished", "full", "index", "order", "plan",
-        "saving", "stream", "transcript",
+        "recorded", "saving", "stream", "transcript",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +79,7 @@ class OpenChoice:
         self._in_one_piece = False
         self.commit: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
+        self.recorded = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -126,10 +127,10 @@ class OpenChoice:
         self.order, self.stream = order, stream
 
     async def restart(self, error: StenoError, plan: Plan) -> None:
-        """Begin again from nothing. What was sampled is recorded as a turn of its own that broke (I4), and that this one is in
-        place of. Raises: as `Recorder.commit`."""
+        """Begin again from nothing. What was sampled is recorded as a turn of its own that broke (I4), in place of what this one
+        repeats; this one is in place of that turn. Raises: as `Recorder.commit`."""
         transcript = self.transcript
-        facts = msgspec.structs.replace(self.facts, retry_of=None, answer_id=None, request=None)
+        facts = msgspec.structs.replace(self.facts, answer_id=None, request=None)
         lost = OpenChoice(
             self._recorder, self._recording, self.index, self.order, self.stream, transcript, facts, self.plan
         )
@@ -137,8 +138,8 @@ class OpenChoice:
         transcript.turn_id = os.urandom(6).hex()
         self.transcript, self.plan = fresh, plan
         await lost.committed(error)
-        if lost.commit is not None and lost.commit.exception() is None and self.facts.retry_of is None:
-            self.facts = msgspec.structs.replace(self.facts, retry_of=transcript.turn_id)
+        repeats = transcript.turn_id if lost.recorded else self.facts.retry_of
+        self.facts = msgspec.structs.replace(self.facts, retry_of=repeats, first_token=None, last_token=None)
 
     # -- the record
 
@@ -224,7 +225,8 @@ class OpenChoice:
             if error is None:
                 raise
         finally:
-            if turn.index >= 0:
+            self.recorded = turn.index >= 0
+            if self.recorded:
                 self._count(turn)
                 self._trace(turn)
 

@@ -274,6 +274,9 @@ def test_a_turn_that_another_took_the_place_of_was_sampled_under_the_name_of_tha
     wrong, fates = check_sampled(sampled, {"t": [left]}, {})
     assert wrong == []
     assert fates.total() == len(SAMPLED)
+    first = CUT.model_copy(update={"turn_id": "first", "superseded_by": left.turn_id})
+    last = ONE.model_copy(update={"turn_id": "next"})
+    assert check_sampled(sampled, {"t": [first, left, last]}, {})[0] == [], "or of one after that"
     assert check_sampled(sampled, {"t": [CUT]}, {})[0] == [], "that one was left in its turn"
     assert check_sampled(sampled, {"t": [ONE]}, {})[0], "a whole turn is known by its own name"
     assert check_sampled([one._replace(trial_id="u") for one in sampled], {"t": [left]}, {})[0], "of another trial"

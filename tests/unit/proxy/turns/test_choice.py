@@ -13,10 +13,13 @@ from steno.contracts.errors import EngineFailed, Gone, StenoError, StoreUnavaila
 from steno.contracts.records import floats_to_bytes, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish, Started
 from steno_proxy import metrics
+from steno_proxy.pace import Pace
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.interface import RecordedOtherwise
 from steno_proxy.store.memory.store import MemoryStore
-from tests.support.records.choices import TURN, Said
+from steno_proxy.turns.continuation import plan
+from steno_proxy.turns.retry_matching import RequestIdentity, on_record
+from tests.support.records.choices import TURN, Said, stream
 
 
 class Slow(MemoryStore):
@@ -100,15 +103,38 @@ async def test_a_break_keeps_the_blocks_that_were_closed_and_all_that_was_sample
     assert (row.path_tokens, row.completion_tokens) == (3, 2)
 
 
-async def test_a_retry_that_begins_again_still_repeats_what_it_repeated() -> None:
-    for repeats in (None, "aaaaaaaaaaaa"):
-        said = await Said.begin()
-        said.choice.facts.retry_of = repeats
-        said.hear(delta(7, content="a"))
-        await said.choice.restart(EngineFailed("gone"), said.choice.plan)
-        [lost] = await said.store.turns("trial")
-        assert lost.partial and lost.retry_of is None and lost.turn_id != TURN
-        assert said.choice.facts.retry_of == (repeats or lost.turn_id)
+@pytest.mark.parametrize("repeats", [None, "aaaaaaaaaaaa"])
+async def test_each_attempt_that_begins_again_is_in_place_of_the_one_before(repeats: str | None) -> None:
+    """A marked retry then finds the whole answer, and no token of the others trains."""
+    said = await Said.begin()
+    choice = said.choice
+    choice.facts.retry_of = repeats
+    for token in (7, 8):
+        said.hear(delta(token, content="lost"))
+        choice.facts.first_token = choice.facts.last_token = 1.0
+        await choice.restart(EngineFailed("gone"), choice.plan)
+        choice.moved(choice.order, stream())
+        assert (choice.facts.first_token, choice.facts.last_token) == (None, None)
+    said.hear(delta(9, content="whole"), Finish(1, "stop", 1))
+    first, second, whole = await said.turns()
+    assert [turn.retry_of for turn in (first, second, whole)] == [repeats, first.turn_id, second.turn_id]
+    assert [turn.superseded_by for turn in (first, second, whole)] == [second.turn_id, whole.turn_id, None]
+    assert (whole.turn_id, [turn.partial for turn in (first, second, whole)]) == (TURN, [True, True, False])
+    recording = await choice._recorder.enter("trial", again=True)
+    found = RequestIdentity(choice.facts.asked, await plan(choice._recorder, recording, choice.order.job, Pace()))
+    earlier = await on_record(choice._recorder, recording, found, now=2.0)
+    assert earlier is not None
+    assert (earlier.turns, earlier.whole) == ({0: whole}, True)
+
+
+async def test_an_attempt_that_could_not_be_recorded_leaves_what_the_next_one_repeats() -> None:
+    store = Slow(StoreUnavailable("gone"))
+    said = await Said.begin(store)
+    said.choice.facts.retry_of = "aaaaaaaaaaaa"
+    said.hear(delta(7, content="a"))
+    store.go.set()
+    await said.choice.restart(EngineFailed("gone"), said.choice.plan)
+    assert said.choice.facts.retry_of == "aaaaaaaaaaaa"
 
 
 async def test_all_tokens_of_a_turn_that_could_not_be_recorded_are_counted() -> None:
