@@ -18,7 +18,8 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,10 @@ class Checkpoints:
         """
         ranks = self._ranks
         final = self._free(f"step-{self._stepper.steps_done:08d}")
-        writing = self.root / f"{WRITING}{final.name}"
         ranks.barrier()
+        # A name that nothing has: what could not be removed may be there still.
+        unique = ranks.share(uuid.uuid4().hex[:8].encode() if ranks.first else None).decode()
+        writing = self.root / f"{WRITING}{final.name}-{unique}"
         if ranks.first:
             self.root.mkdir(parents=True, exist_ok=True)
             self._sweep()
@@ -262,19 +265,33 @@ class Checkpoints:
         return list(self.root.glob(f"step-*/{STATE}"))
 
     def _prune(self, written: Path) -> None:
-        """Args: written: just now, so it stays whatever its time says."""
+        """What can't be removed ends no run: the new checkpoint is whole. The next save tries again.
+
+        Args: written: just now, so it stays whatever its time says.
+        """
         # By age, not by step: somebody may have gone back to an older one.
         by_age = sorted((path.parent == written, time, path.parent) for time, path in times_of(self._whole()))
         for _, _, old in by_age[: -self._keep]:
-            doomed = self.root / f"{WRITING}old-{old.name}"
-            old.rename(doomed)  # at once, so that nobody takes half of one for a whole one
-            shutil.rmtree(doomed)
+            _try(self._doom, old)
         self._sweep()
 
+    def _doom(self, old: Path) -> None:
+        """All of it at once, so that nobody takes half of one for a whole one. `_sweep` removes it."""
+        old.rename(self.root / f"{WRITING}old-{old.name}-{uuid.uuid4().hex[:8]}")
+
     def _sweep(self) -> None:
-        """Remove what killed writers left. One trainer writes here at a time: two would fight over `latest` as well."""
+        """Remove what killed writers and earlier saves left. One trainer writes here at a time: two would fight over `latest` as
+        well."""
         for left in self.root.glob(f"{WRITING}*"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            _try(shutil.rmtree if left.is_dir() else Path.unlink, left)
+
+
+def _try(remove: Callable[[Path], None], path: Path) -> None:
+    """Remove it, or leave it to the next save: NFS keeps files that somebody reads (ENOTEMPTY), and disks have errors."""
+    try:
+        remove(path)
+    except OSError as error:
+        log.warning("%s is left where it is: %s", path, error)
 
 
 def _random_state() -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,3 +79,28 @@ def test_what_was_just_written_stays_where_files_take_no_time(
     monkeypatch.setattr(os, "utime", refuses)
     assert saved(checkpoints, stepper, 2) == checkpoints.newest()
     assert kept(tmp_path) == ["latest", "step-00000002"]
+
+
+@pytest.mark.parametrize("where", ["rmtree", "rename"])
+def test_an_old_checkpoint_that_can_not_be_removed_ends_no_save_and_is_removed_by_a_later_one(
+    tmp_path: Path, stepper: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """As on NFS while an engine reads its weights."""
+    checkpoints = Checkpoints(tmp_path, stepper, keep=1)
+    first = saved(checkpoints, stepper, 1)
+    (tmp_path / ".writing-step-00000002").mkdir()  # of a killed writer
+    broken = {"rmtree": (shutil, shutil.rmtree), "rename": (Path, Path.rename)}[where]
+    with monkeypatch.context() as patch:
+
+        def fails(path: Path, *args: Any) -> Any:
+            if path == first or where == "rmtree":
+                raise OSError(errno.ENOTEMPTY, "Directory not empty")
+            return broken[1](path, *args)
+
+        patch.setattr(broken[0], where, fails)
+        for step in (2, 3):  # the second of them meets what the first one left, too
+            assert saved(checkpoints, stepper, step) == checkpoints.newest()
+    assert "is left where it is: [Errno 39]" in caplog.text
+    assert len(kept(tmp_path)) > 2
+    saved(checkpoints, stepper, 4)
+    assert kept(tmp_path) == ["latest", "step-00000004"]
