@@ -133,6 +133,7 @@ class Crew:
         self.refuse: set[int] = set()
         self.by_difference = False  # what is refused is so only until it is sent whole
         self.durable: set[str] = set()
+        self.saves: list[tuple[int, bool]] = []  # of each checkpoint its step, and whether all older steps were spared
         self.trained: list[str] = []
         self.batches: list[int] = []
         self.pushes: list[Push] = []
@@ -160,6 +161,11 @@ class Crew:
 
     def save(self, state: TrainingState) -> None:
         self.durable |= state.trained
+        self.saves.append((state.step, False))
+
+    def save_sparing(self, state: TrainingState) -> None:
+        self.durable |= state.trained
+        self.saves.append((state.step, True))
 
     def publish(self, version: PolicyVersion) -> Push:
         again = self.by_difference and any(push.version == str(version) for push in self.pushes)

@@ -119,9 +119,10 @@ class Checkpoints:
             raise BadCheckpoint(f"{self.root / LATEST} names {name}, which is no whole checkpoint")
         return self.root / name
 
-    def save(self, run: RunState) -> Path:
+    def save(self, run: RunState, *, spare: bool = False) -> Path:
         """Make everything so far durable, and return once it is. The first rank's `run` counts.
 
+        Args: spare: checkpoints of earlier steps stay, however many: these weights may be broken.
         Raises: OSError, CopyFailed: on the rank that could not write; Superseded: on the first one, a later trainer writes here;
             the others return. What was there before is untouched.
         """
@@ -150,7 +151,7 @@ class Checkpoints:
         if ranks.first:
             self._wrote(writing, final, run)
             self._point_at(final.name)
-            self._prune(final)
+            self._prune(final, spare=spare)
         ranks.barrier()
         return final
 
@@ -264,15 +265,20 @@ class Checkpoints:
         """The records of whole checkpoints."""
         return list(self.root.glob(f"step-*/{STATE}"))
 
-    def _prune(self, written: Path) -> None:
+    def _prune(self, written: Path, *, spare: bool) -> None:
         """What can't be removed ends no run: the new checkpoint is whole. The next save tries again.
 
         Args: written: just now, so it stays whatever its time says.
         """
         # By age, not by step: somebody may have gone back to an older one.
         by_age = sorted((path.parent == written, time, path.parent) for time, path in times_of(self._whole()))
-        for _, _, old in by_age[: -self._keep]:
-            _try(self._doom, old)
+        newest: dict[str, Path] = {}  # of each step: a step that is saved again and again takes the place of no other
+        for _, _, path in reversed(by_age):
+            newest.setdefault(path.name.partition(".")[0], path)
+        stay = list(newest.values())[: None if spare else self._keep]
+        for _, _, old in by_age:
+            if old not in stay:
+                _try(self._doom, old)
         self._sweep()
 
     def _doom(self, old: Path) -> None:

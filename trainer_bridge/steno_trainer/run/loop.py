@@ -137,7 +137,7 @@ class Loop:
         self._check()
         self._named_calls.check()
         if self._unsaved:
-            await self._save()
+            await self._save(spare=self._skipped > 0)
         await self._pushed_or_named()
         self._newest = None
         await self._ending.patiently(asyncio.gather(*self._serving))
@@ -254,7 +254,8 @@ class Loop:
         self._skipped = 0 if updated else self._skipped + 1
         if self._skipped < MOST_SKIPPED:
             return
-        await self._save()  # with these groups in the books: started again, the run goes on with others
+        # With these groups in the books: started again, the run goes on with others.
+        await self._save(spare=True)
         raise NotFinite(
             f"{self._skipped} steps in a row had no finite loss or gradient after step {self.state.step}: the weights are "
             f"probably broken; resume from an earlier checkpoint with a smaller learning_rate"
@@ -275,12 +276,12 @@ class Loop:
             self._pushed = {}
         return values | await self._evaluated()
 
-    async def _save(self) -> float:
-        """Make what was trained durable. Returns: seconds for which training stood still."""
+    async def _save(self, *, spare: bool = False) -> float:
+        """Make what was trained durable. Args: spare: as `Checkpoints.save`. Returns: seconds for which training stood still."""
         self._check()
         started = time.monotonic()
         self._view.phase("writing a checkpoint")
-        await self._calls.do("save", self.state)
+        await self._calls.do("save_sparing" if spare else "save", self.state)
         seconds = time.monotonic() - started
         unsaved, self._unsaved = self._unsaved, []
         if served := [group_id for group_id in unsaved if group_id not in self._unserved]:

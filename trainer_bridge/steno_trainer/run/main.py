@@ -15,6 +15,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -211,7 +212,10 @@ class RankDuties:
             )  # fmt: skip
 
     def table(self) -> dict[str, Callable[[Any], Any]]:
-        return {"step": self._stepper.step, "publish": self._publish, "save": self._save}
+        return {
+            "step": self._stepper.step, "publish": self._publish, "save": self._save,
+            "save_sparing": partial(self._save, spare=True),
+        }  # fmt: skip
 
     def close(self) -> None:
         if self._publisher is not None:
@@ -233,9 +237,9 @@ class RankDuties:
             self.state.history = self.state.history.knowing(self._lineages.others())
         return publication
 
-    def _save(self, state: TrainingState | None) -> None:
+    def _save(self, state: TrainingState | None, *, spare: bool = False) -> None:
         told = self._ranks.share(msgspec.msgpack.encode(state.saved()) if state is not None else None)
-        self._checkpoints.save(msgspec.msgpack.decode(told, type=RunState))
+        self._checkpoints.save(msgspec.msgpack.decode(told, type=RunState), spare=spare)
 
     def _transport(self) -> Transport:
         settings = self._settings

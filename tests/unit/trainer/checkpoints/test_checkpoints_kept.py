@@ -33,9 +33,10 @@ def stepper(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(engine=engine, ranks=ranks, steps_done=0)
 
 
-def saved(checkpoints: Checkpoints, stepper: Any, step: int) -> Path:
+def saved(checkpoints: Checkpoints, stepper: Any, step: int, spare: bool = False) -> Path:
     stepper.steps_done = step
-    return checkpoints.save(RunState.of("r", VersionHistory((PolicyVersion("a", step),)), Ledger(), set()))
+    run = RunState.of("r", VersionHistory((PolicyVersion("a", step),)), Ledger(), set())
+    return checkpoints.save(run, spare=spare)
 
 
 def kept(root: Path) -> list[str]:
@@ -64,6 +65,25 @@ def test_age_counts_and_not_the_step_where_somebody_has_gone_back(tmp_path: Path
     for step in (8, 9, 4, 5):
         saved(checkpoints, stepper, step)
     assert kept(tmp_path) == ["latest", "step-00000004", "step-00000005"]
+
+
+def test_a_step_that_is_saved_again_and_again_takes_the_place_of_no_other(tmp_path: Path, stepper: Any) -> None:
+    checkpoints = Checkpoints(tmp_path, stepper, keep=2)
+    for step in (9, 10, 15, 15, 15):
+        assert saved(checkpoints, stepper, step) == checkpoints.newest()
+    assert kept(tmp_path) == ["latest", "step-00000010", "step-00000015"]
+    saved(checkpoints, stepper, 16)
+    assert kept(tmp_path) == ["latest", "step-00000015", "step-00000016"]
+
+
+def test_weights_that_may_be_broken_take_the_place_of_no_good_ones(tmp_path: Path, stepper: Any) -> None:
+    checkpoints = Checkpoints(tmp_path, stepper, keep=1)
+    saved(checkpoints, stepper, 10)
+    for _ in range(3):  # started again each time
+        saved(checkpoints, stepper, 15, spare=True)
+    assert kept(tmp_path) == ["latest", "step-00000010", "step-00000015"]
+    saved(checkpoints, stepper, 16)
+    assert kept(tmp_path) == ["latest", "step-00000016"]
 
 
 def test_what_was_just_written_stays_where_files_take_no_time(

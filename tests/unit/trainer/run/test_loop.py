@@ -134,8 +134,21 @@ async def test_weights_that_train_nothing_end_the_run_once_its_books_are_saved(t
     async with looped(world, crew, checkpoint_dir=tmp_path, checkpoint_every=100) as loop:
         with pytest.raises(NotFinite, match=f"{MOST_SKIPPED} steps in a row"):
             await asyncio.wait_for(loop.run(), ALL_S)
+    assert crew.saves == [(1, True)], "the checkpoint to go back to stays"
     assert len(left_out(tmp_path)) == MOST_SKIPPED * GROUPS_PER_STEP
     assert {group for group, _ in left_out(tmp_path)} <= crew.durable & set(world.acknowledged)
+
+
+async def test_what_ends_after_a_skipped_step_spares_older_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "OVER_S", 0.01)
+    world = World(bound=1, last=4)
+    crew = Crew(world, push_s=0.0)
+    crew.poison = {"g2"}
+    async with looped(world, crew, checkpoint_dir=tmp_path) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    assert crew.saves == [(1, False), (1, True)]
 
 
 async def test_an_acknowledgement_that_fails_ends_the_run_whichever_push_it_was_of() -> None:
