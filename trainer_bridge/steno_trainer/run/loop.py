@@ -161,15 +161,17 @@ class Loop:
         at_least = 1 if settings.take_s is not None else None
         watching = asyncio.create_task(self._until_over())
         mending = asyncio.create_task(self._send_whole())
+        mending.add_done_callback(self._ended)  # the groups may never come while these weights are not served
         try:
-            return await self._feed.take(settings.groups_per_step, at_least=at_least, wait_s=settings.take_s)
+            taken = await self._feed.take(settings.groups_per_step, at_least=at_least, wait_s=settings.take_s)
         finally:
             watching.cancel()
             if not self._sending_whole:
                 mending.cancel()
             await asyncio.wait({mending})
-            if not mending.cancelled():
-                mending.result()
+        if not mending.cancelled():
+            mending.result()
+        return taken
 
     async def _until_over(self) -> None:
         """Until rollouts have said that they are over, and all that is left is here: a last step may have fewer groups."""
@@ -351,6 +353,9 @@ class Loop:
     def _served(self, task: asyncio.Task[None]) -> None:
         """An acknowledgement that failed for good ends the run, whichever push it was of."""
         self._serving.discard(task)
+        self._ended(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 

@@ -14,7 +14,7 @@ import pytest
 from steno.contracts.errors import Forbidden, Superseded
 from steno_trainer.data import lease_feed as feed_module
 from steno_trainer.data.staleness import PolicyVersion
-from steno_trainer.errors import NotFinite
+from steno_trainer.errors import CopyFailed, NotFinite
 from steno_trainer.run import ending
 from steno_trainer.run import loop as loop_module
 from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED
@@ -71,6 +71,24 @@ async def test_weights_that_nobody_could_take_by_difference_are_sent_whole_befor
     assert sorted(set(pushed)) == list(range(7)) and pushed == sorted(pushed), "a version of an earlier step came later"
     assert pushed.count(2) == (2 if bound == 0 else pushed.count(2)) and all(push.served for push in crew.pushes[-1:])
     assert loop.state.ledger.total().untrained == {}
+
+
+async def test_a_full_copy_that_fails_while_groups_are_waited_for_ends_the_run() -> None:
+    """These groups never come: admission waits for the weights that nobody could take."""
+    world = World(bound=0)
+    crew = Crew(world, push_s=0.1)
+    crew.refuse, crew.by_difference = {2}, True
+    publish = crew.publish
+
+    def fails(version: PolicyVersion) -> Any:
+        if any(push.version == str(version) for push in crew.pushes):
+            raise CopyFailed("rank 0: No space left on device")
+        return publish(version)
+
+    crew.publish = fails  # type: ignore[method-assign]
+    async with looped(world, crew) as loop:
+        with pytest.raises(CopyFailed, match="No space left"):
+            await asyncio.wait_for(loop.run(), ALL_S)
 
 
 @pytest.mark.parametrize("bound", [0, 1])
