@@ -100,16 +100,19 @@ class World(FakeProxy):
 class Push:
     """A `Publication` that settles after `delay_s`: served by every worker, or, if it is not taken, by none.
 
-    patches_refused: it was sent by difference, and is what nobody could take.
+    patches_refused: it was sent by difference, and is what nobody could take. answered: after `upload_s`.
     """
 
-    def __init__(self, world: World, version: str, delay_s: float, taken: bool) -> None:
-        self.version = version
+    def __init__(self, world: World, version: str, delay_s: float, taken: bool, upload_s: float = 0.0) -> None:
+        self.version, self.outcome = version, "running"
         self.failed: dict[str, str] = {}
         self.push_s = delay_s
         self.served = self.settled = self.patches_refused = False
+        self.answered = not upload_s
         self._world = world
-        asyncio.get_running_loop().call_later(delay_s, self.serve if taken else self._fail)
+        loop = asyncio.get_running_loop()
+        loop.call_later(upload_s, setattr, self, "answered", True)
+        loop.call_later(upload_s + delay_s, self.serve if taken else self._fail)
 
     def serve(self) -> None:
         self._world.served = self.version
@@ -129,7 +132,7 @@ class Crew:
     batches: groups that each step trained."""
 
     def __init__(self, world: World, push_s: float) -> None:
-        self.world, self.push_s = world, push_s
+        self.world, self.push_s, self.upload_s = world, push_s, 0.0
         self.refuse: set[int] = set()
         self.by_difference = False  # what is refused is so only until it is sent whole
         self.durable: set[str] = set()
@@ -170,7 +173,7 @@ class Crew:
     def publish(self, version: PolicyVersion) -> Push:
         again = self.by_difference and any(push.version == str(version) for push in self.pushes)
         taken = version.step not in self.refuse or again
-        self.pushes.append(Push(self.world, str(version), self.push_s, taken))
+        self.pushes.append(Push(self.world, str(version), self.push_s, taken, self.upload_s))
         self.pushes[-1].patches_refused = self.by_difference and not taken
         return self.pushes[-1]
 

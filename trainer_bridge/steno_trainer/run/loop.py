@@ -53,6 +53,8 @@ OVER_S = 5.0
 """Between two questions whether rollouts are over, while groups are waited for."""
 LOOK_S = 0.05
 """Between looks at how far a push is."""
+SETTLING_S = 60.0
+"""Beyond `push_deadline_s`: for the proxy to name who has not loaded a push by then."""
 
 
 class RunStatus(Protocol):
@@ -308,9 +310,9 @@ class Loop:
         await self._publish()
         await self._pushed_or_named()
         if not self._pushed and not self._ending.wanted.is_set():
-            failed = self._newest.failed if self._newest is not None else {}
-            why = "".join(f"; worker {worker_id}: {reason}" for worker_id, reason in failed.items())
-            raise PushFailed(f"no worker serves {self.state.version}{why}")
+            assert self._newest is not None
+            why = "".join(f"; worker {worker_id}: {reason}" for worker_id, reason in self._newest.failed.items())
+            raise PushFailed(f"no worker serves {self.state.version}: its update is {self._newest.outcome}{why}")
         self._pushed = {}
 
     async def _publish(self) -> float:
@@ -361,9 +363,7 @@ class Loop:
 
     async def _follow(self, publication: Publication) -> None:
         self._view.push(f"pushing {publication.version}")
-        until = time.monotonic() + self._settings.push_deadline_s + 60.0
-        while not publication.settled and time.monotonic() < until:  # noqa: ASYNC110  # set by a thread
-            await asyncio.sleep(LOOK_S)
+        await self._settled(publication)
         try:
             update = publication.wait(0.0)
         except (PushFailed, TimeoutError) as error:
@@ -379,6 +379,21 @@ class Loop:
             logger.warning("worker %s does not serve %s: %s", worker_id, publication.version, why)
         served = sum(worker.state == "served" for worker in update.workers)
         self._view.push(f"{publication.version} is served by {served} of {len(update.workers)} workers")
+
+    async def _settled(self, publication: Publication) -> None:
+        """Not longer than workers have to load it, from when the proxy knows of it: an upload before that takes what it takes."""
+        patience_s = self._settings.push_deadline_s + SETTLING_S
+        started = said = time.monotonic()
+        until = started + patience_s
+        while not publication.settled and (now := time.monotonic()) < until:
+            if not publication.answered:
+                until = now + patience_s
+                if now - said >= patience_s:
+                    said = now
+                    logger.warning(
+                        "weights: %s is still being uploaded after %.0f s", publication.version, now - started
+                    )
+            await asyncio.sleep(LOOK_S)
 
     async def _pushed_or_named(self) -> None:
         if self._pushing is not None:

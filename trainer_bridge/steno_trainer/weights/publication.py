@@ -56,6 +56,11 @@ class Publication:
         return self._settled.is_set()
 
     @property
+    def answered(self) -> bool:
+        """Whether the proxy has answered, or something went wrong; before that, an upload to an object store may be under way."""
+        return self.update is not None or self.trouble is not None or self.settled
+
+    @property
     def patches_refused(self) -> bool:
         """Whether weights sent by difference were refused: by a worker that could not make them (one that made them and found
         them wrong by the probe would find the same of a full copy), or by a proxy that knows no patches."""
@@ -66,7 +71,8 @@ class Publication:
         """In words, as far as it is known."""
         if self._refused is not None:
             return f"refused: {self._refused}"
-        return self.update.state if self.update else "not accepted yet"
+        state = self.update.state if self.update else "not accepted yet"
+        return f"{state}: {self.trouble}" if self.trouble is not None else state
 
     @property
     def failed(self) -> dict[str, str]:

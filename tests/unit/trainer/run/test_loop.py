@@ -14,7 +14,7 @@ import pytest
 from steno.contracts.errors import Forbidden, Superseded
 from steno_trainer.data import lease_feed as feed_module
 from steno_trainer.data.staleness import PolicyVersion
-from steno_trainer.errors import CopyFailed, NotFinite
+from steno_trainer.errors import CopyFailed, NotFinite, PushFailed
 from steno_trainer.run import ending
 from steno_trainer.run import loop as loop_module
 from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED
@@ -88,6 +88,29 @@ async def test_a_full_copy_that_fails_while_groups_are_waited_for_ends_the_run()
     crew.publish = fails  # type: ignore[method-assign]
     async with looped(world, crew) as loop:
         with pytest.raises(CopyFailed, match="No space left"):
+            await asyncio.wait_for(loop.run(), ALL_S)
+
+
+async def test_an_upload_may_take_longer_than_workers_have_to_load_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_module, "SETTLING_S", 0.3)
+    world = World(bound=1)
+    crew = Crew(world, push_s=0.1)
+    crew.upload_s = 1.0
+    async with looped(world, crew, push_deadline_s=0.1, total_steps=1) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    assert all(push.served for push in crew.pushes) and len(crew.pushes) == 2
+    assert "a/0 is still being uploaded after 0 s" in caplog.text
+
+
+async def test_first_weights_that_no_worker_loads_in_time_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "SETTLING_S", 0.3)
+    world = World(bound=1)
+    crew = Crew(world, push_s=1e9)
+    crew.upload_s = 0.5
+    async with looped(world, crew, push_deadline_s=0.1) as loop:
+        with pytest.raises(PushFailed, match="no worker serves a/0: its update is running"):
             await asyncio.wait_for(loop.run(), ALL_S)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -116,6 +117,18 @@ async def test_what_stands_in_the_way_is_said(shared: Publication) -> None:
         await until(lambda: shared.trouble is not None)
         with pytest.raises(TimeoutError, match=r"running.*no answer from the proxy"):
             shared.wait(0.0)
+        assert shared.outcome == "running: no answer from the proxy"
+
+
+async def test_the_proxy_is_waited_for_while_the_weights_are_brought_to_the_store(shared: Publication) -> None:
+    may_end, proxy = threading.Event(), FakeProxy()
+    publication = Publication(shared.spec, shared.folder, lambda: int(may_end.wait(10)))
+    async with following(publication, [proxy]):
+        await asyncio.sleep(0.1)
+        assert not publication.answered and publication.outcome == "not accepted yet"
+        may_end.set()
+        await until(lambda: publication.answered)
+    assert proxy.specs
 
 
 async def test_another_replica_is_asked_when_one_does_not_answer(shared: Publication) -> None:
