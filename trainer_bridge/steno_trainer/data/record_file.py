@@ -1,7 +1,7 @@
 """A file of exported samples, read group by group: `steno sessions export --records samples`, as JSON lines or Parquet.
 
-What a group needs is read when it is asked for. Kept in memory is where each sample stands, so that a file may be larger than
-memory. Nothing is tokenised, and nothing of a sample is changed.
+What a group needs is read when it is asked for. Kept in memory is where each sample stands, and the names of turns while the file
+is checked, so that a file may be larger than memory. Nothing is tokenised, and nothing of a sample is changed.
 """
 
 from __future__ import annotations
@@ -95,17 +95,20 @@ class RecordFile:
         return found
 
     def check(self, models: Sequence[str] = (), policy: str = "default") -> None:
-        """Read each sample that can be trained once, in the file's order, and keep none.
+        """Read each sample that can be trained once, in the file's order, and keep none. A warning says what the file does not
+        train because single samples of a trial are missing.
 
         Args: models: calls that are trained, as `train_models` has them. policy: the one in training.
         Raises: ConfigError: as `samples`; no call is one of these, or a row does not say what it asked for.
         """
         asked, named = set[str](), False
         rewards: dict[str, tuple[float | None, int]] = {}
+        turns = _SharedTurns()
         rows = [row for group in self.groups.values() for row in zip(group.rows, group.places, strict=True)]
         log.info("%s: reading %d samples of %d groups to check them", self.path, len(rows), len(self.groups))
         for number, place in sorted(rows):
             sample = self._checked(number, place, rewards)
+            turns.look(sample, number, policy)
             for part in sample.completions if models else ():
                 if part.policy != policy or part.superseded:
                     continue
@@ -114,6 +117,13 @@ class RecordFile:
                 except ConfigError as error:
                     raise _wrong(self.path, number, error.message) from None
                 asked.add(part.model or "")
+        if (lost := turns.lost()) is not None:
+            tokens, number, trial_id = lost
+            log.warning(
+                "%s: %d sampled tokens are not trained: several samples of a trial have them, and only the first of these trains "
+                "them, which is not in the file (row %d, trial %s, has some): keep or leave out all rows of a trial",
+                self.path, tokens, number, trial_id,
+            )  # fmt: skip
         if models and not named:
             raise ConfigError(
                 f"train_models: got {', '.join(models)}; the calls in {self.path} asked for {shown_names(asked)}",
@@ -150,6 +160,31 @@ class RecordFile:
             got = "" if first["type"] == "missing" else f" (got {str(first['input'])[:80]!r})"
             words = f"trial {row['trial_id']}: no sample: {where}: {first['msg']}{got}"
             raise _wrong(self.path, number, words) from error
+
+
+class _SharedTurns:
+    """Turns that several samples of a trial hold. One of these samples trains them; the others have them as `shared`."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, set[str]] = {}  # of each trial, the turns that a sample trains
+        self._shared: dict[tuple[str, str], tuple[int, int]] = {}  # (trial, turn) -> (tokens, row)
+
+    def look(self, sample: Sample, number: int, policy: str) -> None:
+        own = self._own.setdefault(sample.trial_id, set())
+        for turn_id, part in zip(sample.turn_ids, sample.completions, strict=False):
+            if not part.shared:
+                own.add(turn_id)
+            elif part.policy == policy and not part.superseded and part.end > part.start:
+                self._shared.setdefault((sample.trial_id, turn_id), (part.end - part.start, number))
+
+    def lost(self) -> tuple[int, int, str] | None:
+        """(tokens that no sample trains, the first row that has some, its trial)"""
+        found = [
+            (row, trial_id, tokens)
+            for (trial_id, turn_id), (tokens, row) in self._shared.items()
+            if turn_id not in self._own[trial_id]
+        ]
+        return (sum(tokens for _, _, tokens in found), *min(found)[:2]) if found else None
 
 
 def shown_names(names: Iterable[str]) -> str:

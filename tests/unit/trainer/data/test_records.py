@@ -287,6 +287,20 @@ def test_the_first_rank_alone_reads_the_file_before_the_model_is_loaded(
 
 
 @BOTH
+def test_rows_that_were_taken_from_the_middle_of_a_trial_are_told(
+    tmp_path: Path, name: str, write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the samples of a trial have in common is trained in the first of them alone."""
+    samples = recorded()
+    RecordFile.open(write(tmp_path / name, [samples[1], samples[0], *samples[2:]])).check()
+    RecordFile.open(write(tmp_path / name, samples[:3])).check()
+    assert "not trained" not in caplog.text
+    RecordFile.open(write(tmp_path / name, samples[1::2])).check()
+    [warning] = [one.message for one in caplog.records if "not trained" in one.message]
+    assert f"{name}: 8 sampled tokens are not trained" in warning and "(row 1, trial g.0, has some)" in warning
+
+
+@BOTH
 def test_a_file_that_is_in_order_is_read_once_and_nothing_of_it_is_kept(
     tmp_path: Path, name: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
