@@ -115,6 +115,7 @@ async def test_a_trial_that_runs_is_left_alone_by_launchers_at_another_proxy(tmp
         f"1 {workdir._began(1)} 1.0",  # a launcher at the same proxy, which was cut off
         "no note",
     ],
+    ids=["another process has its number", "cut off", "no note"],
 )
 def test_a_folder_is_taken_over_from_who_is_gone_and_from_launchers_at_the_same_proxy(
     tmp_path: Path, left: str
