@@ -59,6 +59,7 @@ class Fleet:
         self._lease_s = lease_s
         self._gone_s = gone_s
         self._folder = tempfile.TemporaryDirectory(prefix="steno-pods-")
+        weakref.finalize(self, self._folder.cleanup)
         self._process: subprocess.Popen[str] | None = None
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -142,7 +143,11 @@ class Fleet:
             )  # fmt: skip
         self._process = process
         weakref.finalize(self, process.terminate)
-        threading.Thread(target=_listen, args=(process, loop, self._heard, self._lost), daemon=True).start()
+        told = (
+            weakref.WeakMethod(self._heard),
+            weakref.WeakMethod(self._lost),
+        )  # or this would live as long as the process
+        threading.Thread(target=_listen, args=(process, loop, *told), daemon=True).start()
 
     @property
     def _log(self) -> Path:
@@ -192,13 +197,23 @@ class Fleet:
         self._pause = min(2 * self._pause, PAUSE_S)
 
 
-def _listen(process: subprocess.Popen[str], loop: asyncio.AbstractEventLoop, heard: Any, lost: Any) -> None:
+def _listen(
+    process: subprocess.Popen[str],
+    loop: asyncio.AbstractEventLoop,
+    heard: weakref.WeakMethod[Any],
+    lost: weakref.WeakMethod[Any],
+) -> None:
     """In a thread of its own, which ends with the process."""
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            loop.call_soon_threadsafe(heard, line)
+            loop.call_soon_threadsafe(_tell, heard, line)
         process.wait()
-        loop.call_soon_threadsafe(lost)
+        loop.call_soon_threadsafe(_tell, lost)
     except RuntimeError:  # the loop has ended before
         pass
+
+
+def _tell(method: weakref.WeakMethod[Any], *words: str) -> None:
+    if (found := method()) is not None:
+        found(*words)

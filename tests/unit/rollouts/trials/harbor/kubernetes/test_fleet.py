@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
+import signal
 import sys
 from pathlib import Path
 
@@ -52,6 +56,19 @@ async def test_a_cluster_that_refused_once_is_asked_again_for_the_next_trial(tmp
         assert started.read_text() == "started ", "one process for all"
     finally:
         fleet.close()
+
+
+async def test_a_fleet_that_nobody_has_any_more_ends_its_process_and_removes_its_folder(tmp_path: Path) -> None:
+    """As that of rollouts that have ended, in a process that goes on."""
+    fleet = Fleet(keeper(tmp_path), KubernetesOptions(), "run")
+    with contextlib.suppress(PodsError):
+        await fleet.begun()
+    process, folder = fleet._process, Path(fleet._folder.name)
+    assert process is not None and process.poll() is None and folder.is_dir()
+    del fleet
+    await asyncio.sleep(0)  # this step of the task still has the error, whose traceback has the fleet
+    gc.collect()
+    assert process.wait(60) == -signal.SIGTERM and not folder.exists()
 
 
 @pytest.mark.parametrize("key", ["sk-next", None])
