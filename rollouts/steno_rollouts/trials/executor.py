@@ -88,3 +88,7 @@ class Executor(Protocol):
     async def clear(self, folder: Path) -> None:
         """End what rollouts that were killed have left running of the trial with this folder. Idempotent."""
         ...
+
+    def close(self) -> None:
+        """End what runs for all trials, once none runs. Idempotent."""
+        return

@@ -15,6 +15,7 @@ from steno.contracts.errors import ConfigError, Unreachable
 from steno_adapters import AgentCall, Collector
 from steno_adapters.collected_group import read_group
 from steno_adapters.function_agents import FunctionAgents
+from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Exit, TrialJob
@@ -102,6 +103,27 @@ def test_groups_that_were_leased_before_an_error_come_with_the_next_collect(monk
         assert [group.group_id for group in collector.collect([], 2)] == ["a", "c"]
         answers.append([])
         assert collector.collect([], 2) == []
+
+
+def test_rollouts_of_one_collector_share_an_executor_which_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Harbor's keeps a process for the pods of all trials."""
+    made: list[Any] = []
+
+    def executor(self: Prepared, client: Any = None) -> Any:
+        made.append(SimpleNamespace(closed=0, close=lambda: setattr(made[0], "closed", made[0].closed + 1)))
+        return made[-1]
+
+    monkeypatch.setattr(Prepared, "executor", executor)
+    (tmp_path / "tasks.jsonl").write_text('{"task_id": "t"}\n')
+    settings = RolloutSettings(tasks=tmp_path / "tasks.jsonl", command=["agent"], confine="off", work_dir=tmp_path)
+    with Collector(NOWHERE, "shares", agent=settings) as collector:
+        _serves_nothing(collector)
+        for _ in range(2):
+            assert collector.collect([], 2) == []
+        assert [one.closed for one in made] == [0]
+    assert made[0].closed == 1
 
 
 @pytest.mark.parametrize(

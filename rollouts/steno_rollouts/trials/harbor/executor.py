@@ -139,8 +139,7 @@ class HarborExecutor(Executor):
             raise ConfigError(f"environment: kubernetes: {error.message}", field="environment") from None
         finally:
             await asyncio.to_thread(workdir.remove, folder)
-            if self._fleet is not None:
-                self._fleet.close()
+            self.close()
         if ended.code != 0:
             hint = NO_ALLOWLIST if self._settings.allow_only_proxy and "network_mode='allowlist'" in ended.error else ""
             raise ConfigError(
@@ -165,6 +164,10 @@ class HarborExecutor(Executor):
                 raise CannotStart(error.message) from None
             if left:
                 self._left[folder.name] = left[0]
+
+    def close(self) -> None:
+        if self._fleet is not None:
+            self._fleet.close()
 
     async def _run(self, job: TrialJob, ask: str | None, *, only_set_up: bool = False) -> Exit:
         asked = (job.folder / "request.json").absolute()  # the driver starts in another folder
