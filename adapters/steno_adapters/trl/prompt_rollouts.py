@@ -188,4 +188,11 @@ class _PushAfterEachStep(TrainerCallback):
 
 
 def _key(prompt: Any) -> str:
-    return json.dumps(prompt, sort_keys=True)
+    """TRL's dataset gives each message the keys of all, with None for those that it lacks."""
+    return json.dumps(_without_none(prompt), sort_keys=True)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -9,12 +9,14 @@ from typing import Any
 import openai
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steno.contracts.errors import BadRequest, ConfigError
 from steno.models import TINY
 from steno_adapters import AgentCall, Collector
 from steno_adapters.trl import PromptRollouts, check_version
+from steno_adapters.trl.prompt_rollouts import _key
 from tests.support.programs.stack import Stack, running
 from tests.support.programs.variables import without_settings
 
@@ -50,6 +52,21 @@ def test_prompts_of_two_tasks_must_differ() -> None:
         )
     with pytest.raises(BadRequest, match="'a' has no field 'prompt'"):
         PromptRollouts(collector, [{"task_id": "a"}])
+
+
+def test_a_task_is_found_by_messages_that_have_been_in_a_dataset() -> None:
+    """There, each message has the keys of all."""
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
+    other = {"type": "function", "function": {"name": "wait", "arguments": {"for": 3}}}
+    prompts = [
+        [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello.", "name": "Ann"}],
+        [{"role": "assistant", "content": None, "tool_calls": [call, other]}, {"role": "user", "content": "And?"}],
+    ]
+    given = Dataset.from_dict({"prompt": prompts})["prompt"][:]
+    assert given != prompts
+    collector: Any = None
+    rollouts = PromptRollouts(collector, [{"task_id": str(n), "prompt": prompt} for n, prompt in enumerate(prompts)])
+    assert [rollouts._tasks[_key(prompt)]["task_id"] for prompt in given] == ["0", "1"]
 
 
 @pytest.mark.parametrize("found", ["1.15.0", "1.17.0", None])
