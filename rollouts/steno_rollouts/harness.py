@@ -91,7 +91,8 @@ class Rollouts:
         Returns: results of all trials, in the order in which they ended.
         Cancelled: trials that run are ended as `cancelled`; those that have not begun too, unless the run is resumable.
         Raises: RolloutsStopped: too many trials failed before their first turn; those that ran have ended, those that failed so
-            are open. StenoError: the proxy refuses, or can't be reached. All that ran has been ended.
+            are open. StenoError: the proxy refuses, or can't be reached. All that ran has been ended; on record, the trial whose
+            attempt raised this is open, like those that have not begun, where the run is resumable.
         """
         if self._runs:
             raise RuntimeError(

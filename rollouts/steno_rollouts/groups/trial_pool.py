@@ -297,17 +297,23 @@ class TrialPool:
             observer.trial_started(trial_id)
         self._numbers[trial_id] = begun.number
         looking = asyncio.create_task(self._until_first_turn(trial_id, begun)) if begun.alone else None
-        unproven = False
+        has_ended = unproven = False
 
         def report(result: TrialResult) -> None:
-            nonlocal unproven
+            nonlocal has_ended, unproven
+            has_ended = True
             unproven = result.end_reason == EndReason.SPARE and not result.turns
             self.ended(result)
 
         try:
             hold = bool(self._options.stop_after_failures)
             not_needed = self._spare.begun(assignment.group_id, trial_id)
-            failed = await self._runner.run(assignment, report, hold=hold, anew=self._anew, not_needed=not_needed)
+            try:
+                failed = await self._runner.run(assignment, report, hold=hold, anew=self._anew, not_needed=not_needed)
+            except Exception as error:
+                if not (has_ended or isinstance(error, ClaimLost)):
+                    self._waiting[trial_id] = assignment  # it ends with those that have not begun
+                raise
             if unproven:
                 return True
             if failed is None:

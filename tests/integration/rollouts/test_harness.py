@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from steno.client.client import AsyncSteno, Steno
-from steno.contracts.errors import Conflict
+from steno.contracts.errors import Conflict, Unreachable
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, GroupSpec, GroupTrials
 from steno_rollouts.build import Prepared
@@ -79,6 +79,24 @@ async def test_a_run_that_nobody_can_name_leaves_nothing_open(stack: Stack, tmp_
     with pytest.raises(asyncio.CancelledError):
         await running
     assert [session.end_reason for session in sessions("unnamed")] == ["cancelled"] * 3
+
+
+@pytest.mark.parametrize(("named", "end"), [(False, "cancelled"), (True, None)])
+async def test_a_trial_whose_attempt_can_not_go_on_is_ended_with_the_rest_or_left_for_the_next_start(
+    stack: Stack, tmp_path: Path, sessions: Sessions, named: bool, end: str | None
+) -> None:
+    class Cut(Stand):
+        async def run(self, job: TrialJob) -> Exit:
+            await super().run(job)
+            raise Unreachable("the proxy can't be reached from the sandbox")
+
+    run, stand = f"cut-{named}", Cut()
+    found = prepared(stack, tmp_path, run, group_size=2, in_flight=1)
+    found = Prepared(found.settings.model_copy(update={"run": run if named else None}), run, found.tasks, None)
+    with pytest.raises(Unreachable, match="from the sandbox"):
+        await rolled(found, stand)
+    assert len(stand.started) == 1 and len(stand.cleared) == (1 if named else 3)
+    assert [session.end_reason for session in sessions(run)] == [end] * 2
 
 
 async def test_a_group_that_is_being_registered_when_they_are_cancelled_is_ended_too(
