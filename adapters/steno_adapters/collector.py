@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from pydantic import SecretStr
+
 from steno import AsyncClient, Client, LeaseRequest, Limits, SamplingPolicy, StenoError
 from steno.contracts.errors import BadRequest, ConfigError
 from steno.contracts.policy import Update
@@ -103,7 +105,7 @@ class Collector:
             resumable=False,
         )  # fmt: skip
         self._timeout_s = timeout_s
-        self._prepared = Prepared.of(agent, run) if isinstance(agent, RolloutSettings) else None
+        self._prepared = _prepared(agent, run, key) if isinstance(agent, RolloutSettings) else None
         function = agent if callable(agent) else None
         self._executor: Executor | None = FunctionAgents(function, in_flight) if function is not None else None
         threading.Thread(target=self._keep, name="steno-leases", daemon=True).start()
@@ -321,6 +323,15 @@ class Collector:
                         lost = self._held.pop(lease_id, None)
                     if lost is not None:  # else it was acknowledged in this moment
                         log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)
+
+
+def _prepared(settings: RolloutSettings, run: str, key: str | None) -> Prepared:
+    """Args: key: by which the proxy is asked, whatever the settings have. Raises: ConfigError."""
+    shown = SecretStr(key) if key is not None else None
+    prepared = Prepared.of(settings.model_copy(update={"key": shown}), run)
+    for warning in prepared.warnings:
+        log.warning("%s", warning)
+    return prepared
 
 
 def _planned(

@@ -15,7 +15,7 @@ from steno.contracts.errors import ConfigError, Unreachable
 from steno_adapters import AgentCall, Collector
 from steno_adapters.collected_group import read_group
 from steno_adapters.function_agents import FunctionAgents
-from steno_rollouts.build import Prepared
+from steno_rollouts.build import ADMIN_KEY, NO_KEYS, UNCONFINED, Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Exit, TrialJob
@@ -124,6 +124,18 @@ def test_rollouts_of_one_collector_share_an_executor_which_ends_with_it(
             assert collector.collect([], 2) == []
         assert [one.closed for one in made] == [0]
     assert made[0].closed == 1
+
+
+@pytest.mark.parametrize(("key", "keyless"), [(None, True), ("sk-admin", False)])
+def test_what_trials_can_reach_is_told_as_steno_rollout_tells_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, key: str | None, keyless: bool
+) -> None:
+    monkeypatch.delenv("STENO_ADMIN_KEY", raising=False)
+    (tmp_path / "tasks.jsonl").write_text('{"task_id": "t"}\n')
+    settings = RolloutSettings(tasks=tmp_path / "tasks.jsonl", command=["agent"], confine="off")
+    with Collector(NOWHERE, "warns", agent=settings, key=key):
+        assert UNCONFINED in caplog.text and (NO_KEYS in caplog.text) == keyless
+        assert (ADMIN_KEY in caplog.text) != keyless
 
 
 @pytest.mark.parametrize(
