@@ -30,6 +30,12 @@ class ProvenWeights:
     staged: StagedUpdate
     scored: Probe | None
 
+    @property
+    def digest(self) -> str | None:
+        """Of the weights; None: not known, since an engine was started from them."""
+        manifest = self.staged.spec.manifest
+        return None if any(tensor.digest == UNKNOWN for tensor in manifest.tensors) else manifest.digest
+
 
 def base_update(folder: Path, card: ModelCard) -> StagedUpdate | None:
     """The checkpoint in `folder` as an update to the version that the card names. None: it is not one of safetensors."""

@@ -147,14 +147,23 @@ class UpdateRunner:
             return
         update = self._updates[frame.update_id] = WeightUpdate(frame.update_id, spec, {*listeners, send})
         try:
+            is_served = self._is_served(update)
             self._make_way(update)
         except StenoError as error:
             self._failed(update, error)
             return
-        if update.version == self._proved and self.healthy:
+        if is_served:
             update.move(UpdateStep.SERVED)  # under another id: a proxy that had forgotten it
         else:
             update.task = asyncio.create_task(self._stage(update), name=f"stage {update.version}")
+
+    def _is_served(self, update: WeightUpdate) -> bool:
+        """Whether its weights are loaded and proved. Raises: WeightsRefused: other weights of its version are."""
+        if update.version != self._proved or not self.healthy:
+            return False
+        if self._good is not None and self._good.digest is not None:
+            update.check_digest(self._good.digest)
+        return True
 
     def _make_way(self, update: WeightUpdate) -> None:
         """One update at a time: what is staged and not yet applied gives way to a newer one.
@@ -179,8 +188,8 @@ class UpdateRunner:
                 continue
             if other.spec.lineage == spec.lineage and other.spec.step > spec.step:
                 raise WeightsRefused(f"step: superseded by {other.version}", field="step")
-            if other.version == spec.version and other.digest != update.digest:
-                raise WeightsRefused(f"manifest: {spec.version} is known with other digests", field="manifest")
+            if other.version == spec.version:
+                update.check_digest(other.digest)
         for other in list(self._updates.values()):
             if other is update or other.step is UpdateStep.LOADING:
                 continue
@@ -210,7 +219,7 @@ class UpdateRunner:
             if update.version == self._returning_to:  # then its weights are here already, unless that fails
                 async with self._loading:
                     pass
-            if update.version == self._proved and self.healthy:
+            if self._is_served(update):
                 update.move(UpdateStep.SERVED)
                 return
             folder = await self._stager.stage(update)
@@ -231,8 +240,12 @@ class UpdateRunner:
         assert update.staged is not None
         started = self._clock()
         async with self._loading:
-            if update.version == self._proved and self.healthy:  # gone back to while this was staged
-                self._serve(update)
+            try:
+                if self._is_served(update):  # gone back to while this was staged
+                    self._serve(update)
+                    return
+            except WeightsRefused as error:
+                self._failed(update, error)
                 return
             self._proved = self._proved or self._engine.cards()[0].policy_version
             if self._good is None and self.healthy:  # else what is there now is not what it is called

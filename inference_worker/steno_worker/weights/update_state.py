@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 
-from steno.contracts.errors import ProtocolError, StenoError
+from steno.contracts.errors import ProtocolError, StenoError, WeightsRefused
 from steno.contracts.policy import ShardEntry, UpdateSpec
 from steno.contracts.wire.frames import Chunk, Frame, Progress
 from steno_worker.interfaces import StagedUpdate
@@ -72,6 +72,11 @@ class WeightUpdate:
     @property
     def version(self) -> str:
         return self.spec.version
+
+    def check_digest(self, known: str) -> None:
+        """Args: known: digest of its version, from elsewhere. Raises: WeightsRefused: it is another one."""
+        if known != self.digest:
+            raise WeightsRefused(f"manifest: {self.version} is known with other digests", field="manifest")
 
     def move(self, step: UpdateStep) -> None:
         """Take the next step, and tell it."""

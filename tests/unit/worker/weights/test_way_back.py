@@ -14,8 +14,9 @@ from steno.contracts.errors import EngineFailed, WeightsRefused
 from steno.contracts.policy import UpdateSpec
 from steno.contracts.wire.frames import Apply, Progress
 from tests.support.waiting import until
+from tests.support.weights.shards import two_shards, write
 from tests.unit.worker.weights.test_patched_updates import Side, side
-from tests.unit.worker.weights.test_updates import PROBE, Bench, Proxy, bench, folder_spec, idle, stream_spec
+from tests.unit.worker.weights.test_updates import PROBE, SHARDS, Bench, Proxy, bench, folder_spec, idle, stream_spec
 
 __all__ = ["bench", "side"]
 
@@ -84,6 +85,44 @@ async def test_the_update_that_a_worker_goes_back_to_may_be_prepared_meanwhile(
     assert loaded(bench) == ["run/1", "run/2", "run/1"]
     assert bench.updates.healthy and bench.updates.cards()[0].policy_version == "run/1"
     assert not bench.updates.gate.shut
+
+
+@pytest.mark.parametrize("when", ["during", "staged before", "after"])
+async def test_other_weights_of_the_version_that_a_worker_goes_back_to_are_refused(
+    bench: Bench, tmp_path: Path, when: str
+) -> None:
+    first, second = (folder_spec(tmp_path, step, probe=PROBE) for step in (1, 2))
+    manifest = write(tmp_path / "others", two_shards(fill=9))
+    others = first.model_copy(update={"manifest": manifest, "location": str(tmp_path / "others")})
+    proxy = bench.proxy()
+    await serve(proxy, first)
+    await refuse_and_hold(bench, proxy, second)
+    if when == "staged before":
+        bench.updates._returning_to = ""  # as if it had been staged before the way back began
+    if when != "after":
+        proxy.prepare(others, "others")
+    if when == "staged before":
+        await proxy.until("ready")
+        proxy.tell(Apply("others"))
+    await turns()
+    bench.engine.may_load.set()
+    await until(lambda: bench.updates.healthy)
+    if when == "after":
+        proxy.prepare(others, "others")
+    assert "run/1 is known with other digests" in (await proxy.until("failed")).message
+    proxy.prepare(first)
+    assert proxy.frames[-1].state == "served" and loaded(bench) == ["run/1", "run/2", "run/1"]
+
+
+async def test_what_an_engine_was_started_from_is_known_by_its_version_alone(bench: Bench, tmp_path: Path) -> None:
+    bench.engine.folder, bench.engine.check_files = tmp_path / "model", False
+    write(bench.engine.folder, {"model.safetensors": {name: one for of in SHARDS.values() for name, one in of.items()}})
+    proxy = bench.proxy()
+    await refuse_and_hold(bench, proxy, folder_spec(tmp_path, 1, probe=PROBE))
+    bench.engine.may_load.set()
+    await until(lambda: bench.updates.healthy)
+    proxy.prepare(folder_spec(tmp_path, 0, lineage="base"), "u0")
+    assert proxy.frames[-1].state == "served" and loaded(bench) == ["run/1", "base/0"]
 
 
 async def test_nor_does_a_patched_update_end_its_way_back_or_travel_again(side: Side) -> None:
