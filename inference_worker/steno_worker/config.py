@@ -64,8 +64,9 @@ class WorkerSettings(Settings):
     staging_dir: Path | None = Field(
         None,
         description="folder for weights received through the proxy, or made of patches (also with filesystem): those served and "
-        "those that come, room for two full copies (with room for one, none is left to go back to); this worker's alone, kept "
-        "over restarts to go on from; default: a temporary one",
+        "those that come, room for two full copies (with room for one, none is left to go back to); this worker's alone; at its "
+        "end the worker removes the served copy, and keeps what was still arriving, to go on from after a restart; default: a "
+        "temporary one",
     )
 
     weights_url: str | None = Field(
