@@ -298,7 +298,7 @@ class Counted(msgspec.Struct, tag="counted", array_like=True):
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
-    """How far this worker is with an update: `state` as in `WorkerUpdate`.
+    """How far this worker is with an update: `state` as in `WorkerUpdate`, except `waiting`, which only a proxy says.
 
     shard, offset: the next bytes it lacks (`receiving`). credit: how many bytes beyond those it takes before its next Progress.
     received: bytes staged, over all shards. code, message: why it failed.
