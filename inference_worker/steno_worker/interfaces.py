@@ -127,7 +127,7 @@ class TokenEngine(Protocol):
 
     def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         """Closing the iterator cancels. `law.max_tokens` is set and already clamped to the context; `law.stop` is not this
-        seam's business (job.py matches stop strings); stop ids are the format's and the law's.
+        seam's business (`chat/reader.py` matches stop strings); stop ids are the format's and the law's.
 
         Raises: StenoError (BadRequest for what can't be honoured, EngineFailed when the engine dies).
         """
