@@ -56,6 +56,7 @@ class PolicyUpdates:
             return []
         self._notice_loss(run)
         self.runs[run.update_id] = run
+        run.served = run.served or run.version in self._versions.values()
         self.gate += 1
         if self.posted is not None and self._place(run) < self._place(self.posted):
             return []

@@ -245,6 +245,15 @@ def test_a_version_posted_at_another_replica_is_not_behind_once_it_is_known() ->
     assert fleet.updates.behind("c", "run-a/1")
 
 
+def test_an_update_that_a_worker_serves_before_it_is_heard_of_is_in_force_at_once() -> None:
+    fleet = Fleet()
+    fleet.start("a", "run-a/1")
+    fleet.start("b", "run-a/2")
+    fleet.take(fleet.updates.adopt(run(2), 0.0))
+    assert fleet.updates.in_force is fleet.updates.posted
+    assert fleet.eligible() == {"b"}
+
+
 def test_old_updates_are_forgotten() -> None:
     fleet = Fleet()
     fleet.start("a")
