@@ -24,7 +24,7 @@ from steno_proxy.policies.policy_updates import FrameOrder, PolicyUpdates
 from steno_proxy.policies.specs import check, recorded
 from steno_proxy.policies.update import FrameKind, UpdateRun
 from steno_proxy.policies.upload import Upload
-from steno_proxy.store.policies import PolicyStore, UpdateRow
+from steno_proxy.store.policies import PolicyHead, PolicyStore, UpdateRow
 from steno_proxy.workers.worker_channel import WorkerChannel
 
 log = logging.getLogger(__name__)
@@ -228,8 +228,7 @@ class PolicyKeeper:
                 if error.message != said:  # once for an outage, not each second
                     log.warning("can't synchronise policies with the store, trying again: %s", error.message)
                 said = error.message
-            # A record that this release can't read, say: the rest goes on, and the log has it every second.
-            except Exception:
+            except Exception:  # it goes on trying, and the log has it every second
                 log.exception("can't synchronise policies with the store")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
@@ -240,14 +239,16 @@ class PolicyKeeper:
         unsure = set(self._unsure)
         if await self.names.sync(self._names_served()):
             self.on_names()
+        unread: set[str] = set()
         for head in await self._store.heads():
-            updates = self._updates_of(head.policy)
-            posted = updates.runs.get(head.posted)
-            if posted is None or posted.since < head.since:
-                self._adopt(await self._store.update(head.posted))
-            self._served[head.policy] = head.served
-            if head.served and (updates.in_force is None or updates.in_force.update_id != head.served):
-                await self._learn_served(updates, head.served)
+            try:
+                await self._learn(head)
+            except StenoError:
+                raise
+            # A record that this release can't read, say: other policies go on, and the log has it every second.
+            except Exception:
+                log.exception("can't synchronise policy %s with the store", head.policy)
+                unread.add(head.policy)
         for updates in list(self._updates.values()):
             force = updates.in_force
             if force is not None and self._served.get(updates.policy) != force.update_id:
@@ -257,9 +258,21 @@ class PolicyKeeper:
                 if run.state in ("done", "failed") and run.stored != run.state:
                     await self._store.end(run.update_id, run.state, now=run.ended_at or self._clock())
                     run.stored = run.state
-        self._unsure -= unsure
-        for worker in [self._workers[worker_id] for worker_id in unsure if worker_id in self._workers]:
+        asked = [self._workers[worker_id] for worker_id in unsure if worker_id in self._workers]
+        waiting = {worker.id for worker in asked if not unread.isdisjoint(card.policy for card in worker.models)}
+        self._unsure -= unsure - waiting
+        for worker in asked:
             self._mark(worker)
+
+    async def _learn(self, head: PolicyHead) -> None:
+        """What the store has of a policy."""
+        updates = self._updates_of(head.policy)
+        posted = updates.runs.get(head.posted)
+        if posted is None or posted.since < head.since:
+            self._adopt(await self._store.update(head.posted))
+        self._served[head.policy] = head.served
+        if head.served and (updates.in_force is None or updates.in_force.update_id != head.served):
+            await self._learn_served(updates, head.served)
 
     async def _learn_served(self, updates: PolicyUpdates, update_id: str) -> None:
         run = updates.runs.get(update_id)
