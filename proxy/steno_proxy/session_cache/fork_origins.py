@@ -26,7 +26,8 @@ class ForkOrigins:
     async def of(self, session: Session | None, fork: ForkOf) -> ForkOrigin:
         """Args: session: the origin's, where it was read already.
 
-        Raises: NotFound (no such trial, or turn), Gone (deleted), Conflict (no fork can be there), StoreUnavailable."""
+        Raises: NotFound (no such trial, or turn), Gone (deleted), Conflict (no fork can be there), ArchiveUnreadable,
+            StoreUnavailable."""
         name = fork.model_dump_json()
         found = self._known.get(name)
         if found is None:
@@ -40,7 +41,8 @@ class ForkOrigins:
         return found
 
     async def turn(self, fork: ForkOf, known: RecordedTurn) -> Turn:
-        """A turn of the origin, whole. Raises: NotFound, Gone, StoreUnavailable, also where the store has lost it."""
+        """A turn of the origin, whole. Raises: NotFound, Gone, ArchiveUnreadable, StoreUnavailable, also where the store has
+        lost it."""
         for turn in await self._store.turns(fork.trial_id, start=known.number, limit=1):
             if turn.turn_id == known.turn_id:
                 return turn

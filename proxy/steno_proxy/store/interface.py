@@ -1,7 +1,8 @@
 """The `SessionStore` protocol: how the proxy stores and reads sessions. `memory/` and `redis/` have it; one suite tests both.
 
 Every method is atomic. A write that returns is durable to the degree the backing store promises (I3). Methods raise
-`NotFound`, `Gone`, `Conflict` or `StoreUnavailable` and nothing else.
+`NotFound`, `Gone`, `Conflict` or `StoreUnavailable`; where a session is in the archive, those that read it also raise
+`ArchiveUnreadable`. A method that raises anything else says so.
 """
 
 from __future__ import annotations

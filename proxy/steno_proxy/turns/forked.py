@@ -49,8 +49,9 @@ async def from_record(
     """What answers a request of a forked trial; a plan: it is to be sampled so.
 
     Args: task_step: the trial was at when it was asked.
-    Raises: ReplayDiverged, and the trial has ended. NotFound, Gone: the origin is not there any more. StoreUnavailable, also
-        where turns of this trial are lost, among them what says that the turn of the fork has had its answer.
+    Raises: ReplayDiverged, and the trial has ended. NotFound, Gone: the origin is not there any more. ArchiveUnreadable: it can't
+        be read now. StoreUnavailable, also where turns of this trial are lost, among them what says that the turn of the fork has
+        had its answer.
     """
     session = recording.session
     assert session is not None and session.fork_of is not None
