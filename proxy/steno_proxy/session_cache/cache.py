@@ -214,6 +214,9 @@ class Recorder:
             if recording.open_elsewhere and recording.outdated(start, rows):
                 recording.reset()  # rare: a turn of a replica that this one saw while it was open
                 continue
+            if recording.open_here and recording.ended_unseen(rows[recording.turns - start :]):
+                recording.reset()  # rare: what goes on from such a turn stands after its reply, which is not in this tree
+                continue
             # Another request may have added rows while this one waited: the list only ever grows at its end.
             for row in rows[recording.turns - start :]:
                 recording.add(row, self._clock())

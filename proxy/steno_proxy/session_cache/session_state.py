@@ -210,6 +210,15 @@ class Recording:
             for number in self.open_elsewhere
         )
 
+    def ended_unseen(self, rows: Sequence[IndexRow]) -> bool:
+        """Whether new rows go on from turns that run here, as far as is known here: on record these have ended, since another
+        replica has sealed them (`Recorder.seal`), or their commit is done. Such turns are not taken for open from now on."""
+        running = {number: turn_id for turn_id, number in self.open_here.items() if number >= 0}
+        ended = {running[row.parent] for row in rows if row.parent in running}
+        for turn_id in ended:
+            del self.open_here[turn_id]
+        return bool(ended)
+
     def reset(self) -> None:
         """Read everything again. What runs here, and `passed_fork`, are not read."""
         self.tree, self.prompt_index, self.marks, self.open_elsewhere = Tree(), PromptIndex(), 0, {}

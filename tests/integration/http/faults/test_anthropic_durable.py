@@ -267,6 +267,30 @@ async def test_a_turn_that_its_client_left_for_another_replica_does_not_grow_any
         assert [request.prefix_ids for request in one.engine.requests[1:]] == [path, b""]
 
 
+async def test_a_replica_goes_on_from_what_another_recorded_after_a_turn_that_still_runs_here() -> None:
+    """I2."""
+    gate, store = asyncio.Event(), MemoryStore()
+    engine = ParrotEngine(lambda request: says(request, gates={SECOND_CALL: gate}))
+    async with running(engine, store=store) as one, running(ParrotEngine(says), store=store) as two:
+
+        async def went_on() -> None:
+            await ask(two, "t", ASKED, TEXT, MORE)
+            await ask(one, "t", ASKED, TEXT, MORE, THEN, MORE)
+
+        events = [event async for event in _until_closed(stream(one, "t", ASKED), gate, went_on)]
+        assert events[-1]["type"] == "error"
+        left, then, kept = await store.turns("t")
+        assert (left.finish_reason, left.completion_tokens) == ("cancelled", 3)
+        assert [(turn.parent_id, turn.fork_reason) for turn in (then, kept)] == [
+            (left.turn_id, None),
+            (then.turn_id, None),
+        ]
+        path = b"".join(turn.new_prompt_ids + turn.completion_ids for turn in (left, then))
+        assert [request.prefix_ids for request in one.engine.requests] == [b"", path]
+        await ask(one, "t", ASKED, TEXT, MORE, THEN, MORE, THEN, MORE)
+        assert (await store.turns("t"))[-1].parent_id == kept.turn_id
+
+
 def ask_again(proxy: Proxy) -> Any:
     return lambda: ask(proxy, "t", ASKED, TEXT, MORE)
 

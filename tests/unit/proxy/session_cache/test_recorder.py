@@ -360,3 +360,28 @@ async def test_an_open_turn_that_is_gone_on_from_is_sealed() -> None:
     first, _ = await store.turns("t")
     assert (first.finish_reason, first.partial) == ("cancelled", True)
     assert first.error is not None and first.error.startswith("proxy_lost")
+
+
+@pytest.mark.parametrize("by", ["another replica", "this one"])
+async def test_what_goes_on_from_a_turn_that_runs_here_has_its_place_after_that_turns_reply(by: str) -> None:
+    """On record the turn has ended, and this replica does not know yet: it was sealed, or its commit is not answered yet."""
+    store = MemoryStore()
+    one, two = recorder(store), recorder(store)
+    here = await one.enter("t")
+    await one.commit(here, *open_turn(0))
+    await one.commit(here, *open_turn(1))
+    there = await two.enter("t")
+    if by == "this one":
+        await store.commit("t", *turn_and_row(0), now=100.0)
+    else:
+        await two.seal(there, 0)
+    turn, row = turn_and_row(2)
+    turn.parent_id = "000000000000"
+    await two.commit(await two.enter("t"), turn, msgspec.structs.replace(row, parent=0))
+    assert await one.enter("t") is here
+    asked = [message_digest(said) for said in (USER, {"role": "assistant", "content": "reply 0"}, USER)]
+    assert here.tree.turns_asked(asked, row.tools, row.options) == [2]
+    assert (here.open_here, here.open_elsewhere) == ({"000000000001": 1}, {})
+    if by == "this one":
+        assert await one.commit(here, *turn_and_row(0)) == 0
+    assert (here.turns, here.tree.finishes[1:]) == (3, [OPEN, "stop"])
