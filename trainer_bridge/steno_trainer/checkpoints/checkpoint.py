@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import torch
 
@@ -48,6 +49,8 @@ BY_DEEPSPEED = 2
 LATEST, STATE, WRITING = "latest", "state.msgpack", ".writing-"
 _CONFIGURATION = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Files of a model directory that go with its weights: configuration, tokenizer, chat template, code."""
+_TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "*.model")
+"""Of these, one is there if there is a tokenizer."""
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -108,6 +111,8 @@ class Checkpoints:
         self._keep = keep
         self._adapter = adapter_of(self._engine)
         self._begun_from = begun_from(self._engine)  # the weights are still those that were loaded
+        if self._ranks.first and self._adapter == NO_ADAPTER:
+            fetch_configuration(self._engine.settings.model)
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint. Raises: BadCheckpoint: `latest` names none."""
@@ -158,7 +163,8 @@ class Checkpoints:
     def _write_weights(self, writing: Path, version: PolicyVersion) -> None:
         lm, model = self._engine.lm, self._engine.settings.model
         if self._adapter == NO_ADAPTER:
-            WeightsCopies(writing, ranks=self._ranks, extra=configuration(model)).write(version, ModelWeights(lm))
+            extra = configuration(model) if self._ranks.first else []
+            WeightsCopies(writing, ranks=self._ranks, extra=extra).write(version, ModelWeights(lm))
             return
         folder = writing / f"{ADAPTER_PREFIX}{version.lineage}-{version.step}"
         if self._ranks.first:
@@ -312,12 +318,28 @@ def _restore_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
+def fetch_configuration(model: str) -> None:
+    """For `configuration`, of a model that has been loaded by its name: transformers has fetched what it needs to load it, and no
+    tokenizer. A warning says what can't be had."""
+    if Path(model).is_dir():
+        return
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(model, allow_patterns=list(_CONFIGURATION), ignore_patterns=["*/*"])
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        log.warning("model %s: files that go with its weights can't be fetched, and will be missing: %s", model, error)
+    if not any(path.match(pattern) for path in configuration(model) for pattern in _TOKENIZER):
+        log.warning("model %s: no tokenizer is in Hugging Face's cache, so what is saved of it will have none", model)
+
+
 def configuration(model: str) -> list[Path]:
+    """The files of `_CONFIGURATION` that are on this machine."""
     folder = Path(model)
     if not folder.is_dir():  # a name: transformers has it in its cache
         from transformers.utils.hub import cached_file
 
-        config = cached_file(model, "config.json")
+        config = cached_file(model, "config.json", local_files_only=True)
         assert config is not None
         folder = Path(config).parent
     found = {path for pattern in _CONFIGURATION for path in folder.glob(pattern)}

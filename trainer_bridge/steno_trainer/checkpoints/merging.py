@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from steno.contracts.errors import ConfigError
-from steno_trainer.checkpoints.checkpoint import configuration
+from steno_trainer.checkpoints.checkpoint import configuration, fetch_configuration
 from steno_trainer.model.adapter import add_adapter
 from steno_trainer.model.model import load_model
 from steno_trainer.weights.adapters import CONFIG, WEIGHTS, AdapterWeights, MergedWeights
@@ -51,6 +51,7 @@ def merge_adapter(adapter: Path, into: Path, *, model: str | None = None, trust_
     except ConfigError as error:
         raise ConfigError(f"{adapter}: not an adapter of the model {model}: {error.message}", field="adapter") from None
     _fill(lm, tensors, f"{adapter}: not an adapter of the model {model}")
+    fetch_configuration(model)
     writing = into.with_name(f".writing-{into.name}-{uuid.uuid4().hex[:8]}")
     writing.mkdir(parents=True)
     try:

@@ -28,7 +28,7 @@ def stepper(monkeypatch: pytest.MonkeyPatch) -> Any:
     ranks = SimpleNamespace(
         first=True, rank=0, size=1, barrier=lambda: None, share=lambda payload: payload, add=lambda tensor: tensor
     )
-    settings = SimpleNamespace(precision="float32", model="m")
+    settings = SimpleNamespace(precision="float32", model=str(Path(__file__).parent))
     engine = SimpleNamespace(lm=torch.nn.Module(), ranks=ranks, settings=settings, parameters=0)
     return SimpleNamespace(engine=engine, ranks=ranks, steps_done=0)
 
