@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -164,7 +165,7 @@ def _verdict(answer: Any, where: str) -> CommandOutcome:
     given = answer.get("metrics") or {}
     if not isinstance(given, Mapping):
         raise RewardError(f"{where}: metrics: got {shown(given)}, must be an object of numbers")
-    numbers = {key: value for key, value in more.items() if isinstance(value, bool | int | float)}
+    numbers = {key: value for key, value in more.items() if isinstance(value, Real)}
     metrics = {str(key): _number(value, where, f"metrics.{key}") for key, value in {**numbers, **given}.items()}
     check_metrics(metrics, where)
     if answer["reward"] is None:

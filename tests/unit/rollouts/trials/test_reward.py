@@ -130,6 +130,15 @@ async def test_a_function_is_given_what_it_names(tmp_path: Path) -> None:
     assert (await judged(tmp_path, "def score(**given): return len(given)")).reward == 8.0
 
 
+async def test_numbers_of_numpy_are_metrics_too(tmp_path: Path) -> None:
+    code = (
+        "import numpy as np\n"
+        "def score(): return {'reward': np.float32(0.5), 'passed': np.int64(3), 'share': np.float32(0.25), 'ok': True, 'why': ''}"
+    )
+    metrics = {"passed": 3.0, "share": 0.25, "ok": 1.0}
+    assert await judged(tmp_path, code) == CommandOutcome(EndReason.COMPLETED, 0.5, metrics)
+
+
 async def test_a_function_may_be_async_and_may_not_know(tmp_path: Path) -> None:
     code = "import asyncio\nasync def score(task):\n    await asyncio.sleep(0)\n    task['seed'] = 9\n    return None"
     found = await judged(tmp_path, code)
