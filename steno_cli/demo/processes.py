@@ -49,19 +49,22 @@ class DemoProcess:
             raise DemoFailed("\n".join([f"the {self.name} ended with code {self.process.returncode}:", *lines]))
 
     async def end(self) -> None:
-        """SIGTERM, then SIGKILL; SIGKILL at once, to all that it started too, if this is cancelled: nothing is left behind. Safe
-        to call when it has ended."""
+        """SIGTERM, then SIGKILL to it and to all that it started; at once if this is cancelled: nothing is left behind. Safe to
+        call when it has ended."""
         if self.process.returncode is None:
             self.process.terminate()
             try:
                 await asyncio.wait_for(self.process.wait(), END_S)
             except TimeoutError:
-                self.process.kill()
+                self._kill()
                 await self.process.wait()
             except asyncio.CancelledError:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)  # the leader of a session of its own
+                self._kill()
                 raise
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # the leader of a session of its own
 
 
 async def start(

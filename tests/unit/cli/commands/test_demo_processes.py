@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from steno.contracts.rest import Trial
+from steno_cli.demo import processes
 from steno_cli.demo.processes import DemoProcess, until_served
 
 MODELS = b'{"data": [{"id": "tiny"}]}'
@@ -51,3 +55,26 @@ async def test_a_process_whose_end_is_not_waited_for_is_killed(tmp_path: Path) -
         await ending
     async with asyncio.timeout(60):
         assert await process.wait() == -signal.SIGKILL
+
+
+async def test_what_a_process_that_does_not_end_has_started_is_killed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "END_S", 0.05)
+    stubborn = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork() and print(); time.sleep(600)"
+    )
+    ours, theirs = os.pipe()  # no pipe of asyncio's, which would wait for the child as well
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-u", "-c", stubborn, stdout=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    try:
+        assert await asyncio.to_thread(os.read, ours, 1) == b"\n"
+        await DemoProcess("worker", process, tmp_path / "log").end()
+        assert process.returncode == -signal.SIGKILL
+        assert select.select([ours], [], [], 60)[0] and os.read(ours, 1) == b"", "the child is there still"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        os.close(ours)
