@@ -85,6 +85,7 @@ class Collector:
                 field="spare_trials",
             )
         self.run, self.policy, self._train_models = run, policy, checked(train_models)
+        self._proxy, self._key = proxy, key
         self._client = Client(proxy, key, retries=CLIENT_RETRIES)
         self._ttl_s = lease_ttl_s
         self._held: dict[str, Lease] = {}
@@ -96,7 +97,6 @@ class Collector:
         self._groups_run = run
         self._round, self._name = 0, uuid.uuid4().hex[:8]
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asks = AsyncClient(proxy, key, retries=CLIENT_RETRIES)
         self._running: list[Future[Any]] = []
         self._work = tempfile.TemporaryDirectory(prefix="steno-collector-")
         law = {} if temperature is None else {"temperature": temperature, "top_p": 1.0}
@@ -107,7 +107,7 @@ class Collector:
         self._timeout_s = timeout_s
         self._prepared = _prepared(agent, run, key) if isinstance(agent, RolloutSettings) else None
         function = agent if callable(agent) else None
-        self._executor: Executor | None = FunctionAgents(function, in_flight) if function is not None else None
+        self._executor = FunctionAgents(function, in_flight) if function is not None else None
         threading.Thread(target=self._keep, name="steno-leases", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -226,11 +226,10 @@ class Collector:
         if self._loop is not None:
             for running in self._running:
                 running.cancel()  # nothing, where it is cancelled: a second one would take it from ending its trials
-            for last in (_others_ended, self._asks.close):
-                with contextlib.suppress(StenoError, TimeoutError):
-                    asyncio.run_coroutine_threadsafe(last(), self._loop).result(30)
+            with contextlib.suppress(StenoError, TimeoutError):
+                asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result(30)
             self._loop.call_soon_threadsafe(self._loop.stop)
-        if self._executor is not None:
+        if isinstance(self._executor, FunctionAgents):
             self._executor.close()
         self._let_go(list(self._held))
         self._client.close()
@@ -261,24 +260,32 @@ class Collector:
             yield plan
 
     async def _roll(self, planned: Iterator[Planned], n: int, admission: Admission, again: bool) -> None:
-        await self._rollouts(n, admission, again).run(planned)
+        async with AsyncClient(self._proxy, self._key, retries=CLIENT_RETRIES) as client:
+            executor = None
+            if self._prepared is not None and self._prepared.ray is None:
+                executor = self._prepared.executor(client)
+            try:
+                await self._rollouts(client, executor, n, admission, again).run(planned)
+            finally:
+                if executor is not None:
+                    executor.close()
 
-    def _rollouts(self, n: int, admission: Admission, again: bool) -> Rollouts:
+    def _rollouts(
+        self, client: AsyncClient, executor: Executor | None, n: int, admission: Admission, again: bool
+    ) -> Rollouts:
         """again: a later start finds these groups again, so that trials which have not begun may stay open."""
         if self._prepared is not None:
             changed = {
                 "group_size": n, "run": self._groups_run if again else None, "groups_per_step": admission.groups_per_step,
                 "max_staleness_steps": admission.max_staleness_steps,
             }  # fmt: skip
-            if self._executor is None and self._prepared.ray is None:
-                self._executor = self._prepared.executor(self._asks)
             prepared = replace(self._prepared, settings=self._prepared.settings.model_copy(update=changed))
-            return prepared.rollouts(self._asks, executor=self._executor, observers=[self._failures])
+            return prepared.rollouts(client, executor=executor, observers=[self._failures])
         assert self._executor is not None
         options = RunnerOptions(("agent",), Path(self._work.name), timeout_s=self._timeout_s, inherited={})
-        runner = TrialRunner(self._asks, ExecutorPlayer(self._asks, self._executor, options), options)
+        runner = TrialRunner(client, ExecutorPlayer(client, self._executor, options), options)
         options_of_groups = replace(self._options, size=n, resumable=again)
-        return Rollouts(self._asks, runner, options_of_groups, admission=admission, observers=[self._failures])
+        return Rollouts(client, runner, options_of_groups, admission=admission, observers=[self._failures])
 
     def _wait(self, running: Future[T]) -> T:
         try:
