@@ -27,19 +27,22 @@ _OVERFLOW = (
     "prompt is too long",
     "context window",
     "model's context is",
+    "model's context length",
 )
 _N = r"(\d[\d,_]*)"
 _CONTEXT = re.compile(
-    rf"context (?:length |window )?(?:is|of) {_N}|(?:context length|context size|tokens allowed) \({_N}"
-    rf"|> {_N} maximum|{_N} maximum context|context limit: .*> {_N}|model length of {_N}",
+    rf"context (?:length |window )?(?:is|of)(?: only)? {_N}|(?:context length|context size|tokens allowed)(?: \(|: ){_N}"
+    rf"|> {_N} maximum|{_N} maximum context|context limit: .*> {_N}|model length of {_N}|limit is {_N}|cannot exceed {_N}",
     re.IGNORECASE,
 )
 _PROMPT = re.compile(
     rf"resulted in {_N}|{_N} (?:tokens )?(?:in|from|of) (?:the messages|your prompt|the input|text input)"
-    rf"|(?:contains|has) (?:at least )?{_N} (?:input )?tokens|{_N} tokens >|context limit: {_N} \+"
-    rf"|(?:token count|input length) \({_N}\)|input \({_N} tokens|prompt \(length {_N}\)",
+    rf"|(?:contains|has|passed) (?:at least )?{_N} (?:input )?tokens|{_N} tokens >|context limit: {_N} \+"
+    rf"|(?:token count|input length) \({_N}\)|input \({_N} tokens|prompt \(length {_N}\)"
+    rf"|current length is {_N}|prompt is too long: {_N}|received {_N}",
     re.IGNORECASE,
 )
+_ANY_NUMBER = re.compile(r"(?<!\w)(\d[\d,_]{2,})(?!\w)")
 
 
 def translate(error: Exception, *, context_tokens: int, key: str = "", now: float | None = None) -> StenoError:
@@ -147,10 +150,10 @@ def _is_overflow(error: Exception, said: str) -> bool:
 
 
 def _overflow(said: str, context_tokens: int) -> ContextOverflow:
-    """Providers' texts have other numbers too: characters, tokens of the answer, request ids. A text that names only the
-    context is passed on without numbers. If it names neither, only this is known: the prompt exceeds the model's context."""
+    """Providers' texts have other numbers too: characters, tokens of the answer, request ids. A text whose numbers do not say how
+    long the prompt is goes on as it is. If it has none, only this is known: the prompt exceeds the model's context."""
     context, prompt = _number(_CONTEXT, said), _number(_PROMPT, said)
-    if context and not prompt:
+    if not prompt and _number(_ANY_NUMBER, said):
         return ContextOverflow(said, field="messages")
     context = context or context_tokens
     return ContextOverflow(said, prompt_tokens=prompt or context + 1, context_tokens=context, field="messages")

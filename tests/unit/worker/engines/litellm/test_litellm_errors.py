@@ -128,6 +128,8 @@ def test_retry_after_is_seconds_or_a_date(headers: dict[str, str], expected: flo
         (f"Error code: 400 - {{'error': {{'message': \"{LIMIT} 65536 tokens. However, your messages resulted in 70000 "
          "tokens\"}}", 70000, 65536),
         ("the prompt has 5000 tokens; the model's context is 4000", 5000, 4000),
+        ("You passed 4097 input tokens and requested 256 output tokens. However, the model's context length is only 4096 tokens, "
+         "resulting in a maximum input length of 3840 tokens.", 4097, 4096),
         ("The decoder prompt (length 5000) is longer than the maximum model length of 4096; the context window", 5000, 4096),
         ("Input length (5000) exceeds model's maximum context length (4096).", 5000, 4096),
         ("The input (5000 tokens) is longer than the model's maximum context length (4096 tokens).", 5000, 4096),
@@ -148,6 +150,10 @@ def test_an_overflow_carries_both_numbers(said: str, prompt: int, context: int) 
         ("The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).", 1200000, 1048576),
         ("input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease one", 188240, 200000),
         ("the request exceeds the available context size (4096 tokens), try increasing it", 0, 0),
+        ("Please reduce the length of the messages. Current length is 9000 while limit is 8192", 9000, 8192),
+        ("The prompt is too long: 141309, model maximum context length: 131072", 141309, 131072),
+        ("This model's prompt cannot exceed 4081 - received 4292", 4292, 4081),
+        ("`inputs` tokens + `max_new_tokens` must be <= 4097. Given: 4000 and 1000", 0, 0),
     ],
 )
 def test_an_overflow_that_litellm_alone_knows_keeps_its_words(said: str, prompt: int, context: int) -> None:
