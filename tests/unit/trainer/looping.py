@@ -100,7 +100,7 @@ class World(FakeProxy):
 class Push:
     """A `Publication` that settles after `delay_s`: served by every worker, or, if it is not taken, by none.
 
-    patches_refused: it was sent by difference, and is what nobody could take. answered: after `upload_s`.
+    patches_refused: it was sent by difference, and is what nobody could take. uploading: for `upload_s`.
     """
 
     def __init__(self, world: World, version: str, delay_s: float, taken: bool, upload_s: float = 0.0) -> None:
@@ -108,10 +108,10 @@ class Push:
         self.failed: dict[str, str] = {}
         self.push_s = delay_s
         self.served = self.settled = self.patches_refused = False
-        self.answered = not upload_s
+        self.uploading = bool(upload_s)
         self._world = world
         loop = asyncio.get_running_loop()
-        loop.call_later(upload_s, setattr, self, "answered", True)
+        loop.call_later(upload_s, setattr, self, "uploading", False)
         loop.call_later(upload_s + delay_s, self.serve if taken else self._fail)
 
     def serve(self) -> None:

@@ -381,19 +381,19 @@ class Loop:
         self._view.push(f"{publication.version} is served by {served} of {len(update.workers)} workers")
 
     async def _settled(self, publication: Publication) -> None:
-        """Not longer than workers have to load it, from when the proxy knows of it: an upload before that takes what it takes."""
+        """Not longer than workers have to load it. The time in which it is uploaded to an object store does not count."""
         patience_s = self._settings.push_deadline_s + SETTLING_S
-        started = said = time.monotonic()
-        until = started + patience_s
-        while not publication.settled and (now := time.monotonic()) < until:
-            if not publication.answered:
-                until = now + patience_s
-                if now - said >= patience_s:
-                    said = now
-                    logger.warning(
-                        "weights: %s is still being uploaded after %.0f s", publication.version, now - started
-                    )
+        started = said = seen = time.monotonic()
+        waited_s = 0.0
+        while not publication.settled and waited_s < patience_s:
             await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            if not publication.uploading:
+                waited_s += now - seen
+            elif now - said >= patience_s:
+                said = now
+                logger.warning("weights: %s is still being uploaded after %.0f s", publication.version, now - started)
+            seen = now
 
     async def _pushed_or_named(self) -> None:
         if self._pushing is not None:

@@ -123,7 +123,11 @@ class Follower:
         """A proxy of an earlier release refuses what it does not know of the probe: it gets the rest."""
         spec, bring = self._publication.spec, self._publication.bring
         if bring is not None:  # before each post: what somebody has removed is there again then
-            self._publication.bytes_sent += await asyncio.to_thread(bring)
+            self._publication.uploading = self._publication.update is None
+            try:
+                self._publication.bytes_sent += await asyncio.to_thread(bring)
+            finally:
+                self._publication.uploading = False
         try:
             return await client.post_update(spec)
         except BadRequest as refused:

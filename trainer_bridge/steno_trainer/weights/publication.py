@@ -17,7 +17,7 @@ class Publication:
 
     copy_s: how long the training loop stood still: for the full copy, or (`nccl`) until all was sent. push_s: from the post until
     the update was settled; None until it is. bytes_sent: uploaded (`stream`, or to an object store). trouble: why it does not get
-    on, if it does not.
+    on, if it does not. uploading: to an object store, for the first post.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Publication:
         self.bytes_sent = 0
         self.update: Update | None = None
         self.trouble: StenoError | None = None
+        self.uploading = False
         self._started = time.monotonic()
         self._refused: StenoError | None = None
         self._patches_refused = (
@@ -54,11 +55,6 @@ class Publication:
     def settled(self) -> bool:
         """Whether every worker has served it or has been named, a newer one came, or it was refused."""
         return self._settled.is_set()
-
-    @property
-    def answered(self) -> bool:
-        """Whether the proxy has answered, or something went wrong; before that, an upload to an object store may be under way."""
-        return self.update is not None or self.trouble is not None or self.settled
 
     @property
     def patches_refused(self) -> bool:

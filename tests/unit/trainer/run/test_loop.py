@@ -101,7 +101,7 @@ async def test_an_upload_may_take_longer_than_workers_have_to_load_it(
     async with looped(world, crew, push_deadline_s=0.1, total_steps=1) as loop:
         await asyncio.wait_for(loop.run(), ALL_S)
     assert all(push.served for push in crew.pushes) and len(crew.pushes) == 2
-    assert "a/0 is still being uploaded after 0 s" in caplog.text
+    assert "a/0 is still being uploaded after" in caplog.text
 
 
 async def test_first_weights_that_no_worker_loads_in_time_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

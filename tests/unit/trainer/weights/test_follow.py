@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.contracts.errors import BadRequest, Conflict, Unreachable
+from steno.contracts.errors import BadRequest, Conflict, ObjectStoreFailed, Unreachable
 from steno.contracts.policy import PatchEntry, Probe, UpdateSpec, Want, WorkerUpdate
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import PushFailed
@@ -120,15 +120,22 @@ async def test_what_stands_in_the_way_is_said(shared: Publication) -> None:
         assert shared.outcome == "running: no answer from the proxy"
 
 
-async def test_the_proxy_is_waited_for_while_the_weights_are_brought_to_the_store(shared: Publication) -> None:
-    may_end, proxy = threading.Event(), FakeProxy()
-    publication = Publication(shared.spec, shared.folder, lambda: int(may_end.wait(10)))
+async def test_weights_are_known_to_be_uploaded_also_after_an_attempt_that_failed(shared: Publication) -> None:
+    may_end, proxy, attempts = threading.Event(), FakeProxy(), list[int]()
+
+    def bring() -> int:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ObjectStoreFailed("503 slow down")
+        return int(may_end.wait(60))
+
+    publication = Publication(shared.spec, shared.folder, bring)
     async with following(publication, [proxy]):
-        await asyncio.sleep(0.1)
-        assert not publication.answered and publication.outcome == "not accepted yet"
+        await until(lambda: len(attempts) == 2)
+        assert publication.uploading and publication.outcome == "not accepted yet: 503 slow down"
         may_end.set()
-        await until(lambda: publication.answered)
-    assert proxy.specs
+        await until(lambda: publication.update is not None)
+    assert proxy.specs and not publication.uploading
 
 
 async def test_another_replica_is_asked_when_one_does_not_answer(shared: Publication) -> None:
