@@ -296,6 +296,23 @@ class AccountContract:
         assert unaccounted(await store.runs.view(RUN, now=42.0), first, again) == {}
         await store.runs.acknowledge(again.lease_id, now=43.0)
 
+    async def test_a_group_that_is_made_again_while_it_is_leased_belongs_to_that_lease(self, store: SessionStore) -> None:
+        await finished(store, "g")
+        [first] = await lease(store)
+        for trial_id in ("g.0", "g.1"):
+            await store.delete(trial_id, now=21.0, tombstone_s=0.001)
+        await asyncio.sleep(0.01)
+        await store.expire(now=25.0, retention_s=1e9)
+        await group(store, "g", created_at=30.0)
+        await speak(store, "g.0", 7)
+        await end(store, "g.0", now=35.0)
+        await store.runs.acknowledge(first.lease_id, now=36.0)
+        await group(store, "g", created_at=30.0)  # its launcher starts again
+        await speak(store, "g.1", 7)
+        await end(store, "g.1", now=37.0)
+        assert (await store.runs.view(RUN, now=38.0)).groups.running == 0
+        assert await lease(store, 39.0) == []
+
     async def test_retention_keeps_what_waits_for_a_lease_or_is_leased(self, store: SessionStore) -> None:
         await finished(store, "g")
         assert await store.expire(now=1_000.0, retention_s=100.0) == 0

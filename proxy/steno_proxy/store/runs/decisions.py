@@ -31,10 +31,12 @@ from steno_proxy.store.runs.settlement import TRAIN, EndedTrial, Tokens
 def open_group(run: RunAccount, group: Group) -> None:
     """Register a group. Idempotent. A new one to be trained says that its run's rollouts are not over.
 
-    One whose sessions are gone (`forsaken`) is new again once it is not queued any more. Of its earlier life only the
-    acknowledgement stays, as it may be repeated.
+    One whose sessions are gone (`forsaken`) is new again if it is not queued any more. Of its earlier life only the
+    acknowledgement stays, as it may be repeated. If it is still queued, what is made again belongs to that life.
     """
     before = run.groups.get(group.group_id)
+    if before is not None and before.forsaken and before.queued:
+        run.groups[group.group_id] = replace(before, forsaken=0)
     if before is not None and (before.queued or not before.forsaken):
         return
     if before is not None:
