@@ -54,7 +54,9 @@ class PolicyKeeper:
         self._settled_at = steady() + settle_s
         self._updates: dict[str, PolicyUpdates] = {}
         self._workers: dict[str, WorkerChannel] = {}
-        self._unsure: set[str] = set()  # workers whose new version only the store may know
+        self._unsure: set[tuple[str, str]] = (
+            set()
+        )  # a worker, and a policy of whose new version only the store may know
         self._uploading: Counter[tuple[str, str]] = Counter()
         self._waiters: set[asyncio.Future[None]] = set()
         self._kick = asyncio.Event()
@@ -173,7 +175,7 @@ class PolicyKeeper:
         for card in worker.models:
             if not card.text_only and not self._updates_of(card.policy).knows(card.policy_version):
                 # Perhaps a version that was posted at another replica a moment ago: the store is asked before turns are refused.
-                self._unsure.add(worker.id)
+                self._unsure.add((worker.id, card.policy))
                 self._kick.set()
         for policy, version in _taking(worker):
             updates = self._updates_of(policy)
@@ -210,7 +212,7 @@ class PolicyKeeper:
     def lost(self, worker: WorkerChannel) -> None:
         if self._workers.get(worker.id) is worker:
             del self._workers[worker.id]
-            self._unsure.discard(worker.id)
+            self._unsure = {(name, policy) for name, policy in self._unsure if name != worker.id}
             for updates in self._updates.values():
                 self._carry_out(updates, updates.leave(worker.id, self._steady()))
 
@@ -258,11 +260,11 @@ class PolicyKeeper:
                 if run.state in ("done", "failed") and run.stored != run.state:
                     await self._store.end(run.update_id, run.state, now=run.ended_at or self._clock())
                     run.stored = run.state
-        asked = [self._workers[worker_id] for worker_id in unsure if worker_id in self._workers]
-        waiting = {worker.id for worker in asked if not unread.isdisjoint(card.policy for card in worker.models)}
-        self._unsure -= unsure - waiting
-        for worker in asked:
-            self._mark(worker)
+        asked = {(worker_id, policy) for worker_id, policy in unsure if policy not in unread}
+        self._unsure -= asked
+        for worker_id in {worker_id for worker_id, _ in asked}:
+            if worker_id in self._workers:
+                self._mark(self._workers[worker_id])
 
     async def _learn(self, head: PolicyHead) -> None:
         """What the store has of a policy."""
@@ -338,12 +340,12 @@ class PolicyKeeper:
     def _note(self, updates: PolicyUpdates) -> None:
         """Count what has ended; have the store told; mark workers where they may generate, or may not any more."""
         for run in updates.runs.values():
-            if run.ended and not run.noted:
+            if run.ended and run.noted != run.state:
                 log.info("policy update %s (%s) is %s", run.update_id, run.version, run.state)
                 lasted_s = (run.ended_at or run.since) - run.since
                 metrics.POLICY_UPDATE.labels(run.spec.transport, run.state).observe(max(0.0, lasted_s))
                 self._kick.set()
-            run.noted = run.ended
+            run.noted = run.state
         if updates.in_force is not None and self._served.get(updates.policy) != updates.in_force.update_id:
             self._kick.set()
         if updates.gate != updates.marked:
@@ -353,19 +355,19 @@ class PolicyKeeper:
 
     def _mark(self, worker: WorkerChannel) -> None:
         """Work out for which policies a worker gets no turns."""
-        if worker.id in self._unsure:
-            return
         behind = frozenset(
-            card.policy
-            for card in worker.models
-            if not card.text_only
-            and (updates := self._updates.get(card.policy)) is not None
-            and updates.behind(worker.id, card.policy_version)
+            card.policy for card in worker.models if not card.text_only and self._is_behind(worker, card)
         )
         if behind != worker.behind:
             log.info("worker %s: %s", worker.id, f"behind with {', '.join(sorted(behind))}" if behind else "up to date")
             worker.behind = behind
             worker.on_change()  # turns may wait for it
+
+    def _is_behind(self, worker: WorkerChannel, card: ModelCard) -> bool:
+        if (worker.id, card.policy) in self._unsure:
+            return card.policy in worker.behind
+        updates = self._updates.get(card.policy)
+        return updates is not None and updates.behind(worker.id, card.policy_version)
 
     def _send_chunk(self, worker_id: str, chunk: Chunk) -> None:
         worker = self._workers.get(worker_id)

@@ -68,7 +68,7 @@ class UpdateRun:
         self.state = state
         self.ended_at = ended_at
         self.unix_ahead_s = unix_ahead_s
-        self.noted = state != "running"  # that it has ended, by whoever carries out what is decided here
+        self.noted = state  # as it was last told by whoever carries out what is decided here
         self.stored = ""  # the state in which the store was told that it has ended
         self.applied = state != "running"
         self.served = state == "done"  # by some worker, at some time
