@@ -53,12 +53,12 @@ class OpenChoice:
     failures: attempts that count (`failover.py`). full: engines that sent it away.
     plan: where it stands; the request's, until the worker or a commit knows better.
     finished: what its clients are to see, once it is on record, whole. commit, saving: the writes, of the turn and of what was
-    open of it. recorded: it has ended, and is on record.
+    open of it. recorded: it has ended, and is on record. begun_again: an attempt before this one is on record.
     """
 
     __slots__ = (
-        "_in_one_piece", "_recorder", "_recording", "commit", "facts", "failures", "finished", "full", "index", "order", "plan",
-        "recorded", "saving", "stream", "transcript",
+        "_in_one_piece", "_recorder", "_recording", "begun_again", "commit", "facts", "failures", "finished", "full", "index",
+        "order", "plan", "recorded", "saving", "stream", "transcript",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +79,7 @@ class OpenChoice:
         self._in_one_piece = False
         self.commit: asyncio.Task[None] | None = None
         self.saving: asyncio.Task[None] | None = None
-        self.recorded = False
+        self.recorded = self.begun_again = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -138,6 +138,7 @@ class OpenChoice:
         transcript.turn_id = os.urandom(6).hex()
         self.transcript, self.plan = fresh, plan
         await lost.committed(error)
+        self.begun_again = self.begun_again or lost.recorded
         repeats = transcript.turn_id if lost.recorded else self.facts.retry_of
         self.facts = msgspec.structs.replace(self.facts, retry_of=repeats, first_token=None, last_token=None)
 

@@ -196,7 +196,9 @@ class Request:
             if self._failure is not None:
                 for joined in self.log.joined:
                     joined.fail(self._failure)
-            if failure is not None and not any(choice.commit or choice.saving for choice in self.choices):
+            if failure is not None and not any(
+                choice.commit or choice.saving or choice.begun_again for choice in self.choices
+            ):
                 await self._turns.refused(self)
             if self._clock is not None:
                 self._clock.cancel()

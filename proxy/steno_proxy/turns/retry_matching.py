@@ -10,8 +10,8 @@ the same conversation, tools, options, format, model and sampling asked for. The
     nothing of it is on record          it is asked again; what another replica records later is superseded (`store/retries.py`)
 
 An answer that was gone on from has arrived, so it is no candidate. Among several, one that did not reach its client goes first,
-then the newest. A request that was refused with nothing on record, or whose client left before anything was, is remembered for
-its retry, at any replica: that one is new. One that its trial's rate refused is remembered by the process that did
+then the newest. A request that was refused with nothing on record, or whose client left while it waited for a worker, is
+remembered for its retry, at any replica: that one is new. One that its trial's rate refused is remembered by the process that did
 (`rate_limit.py`). One that nobody saw (its connection was refused) is not, and its retry may get an identical sibling's answer.
 """
 

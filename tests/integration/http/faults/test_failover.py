@@ -25,6 +25,7 @@ from tests.support.machine.tcprelay import TcpRelay
 from tests.support.waiting import until
 from tests.support.workers.parrot import ParrotEngine, Say, check_drawn
 
+AGAIN = {"x-stainless-retry-count": "1"}
 Script = Callable[[Generate], Say]
 Kind = Callable[[Script], ParrotEngine]
 ROOM = 1000
@@ -204,6 +205,33 @@ async def test_what_was_sampled_and_not_told_is_recorded_and_begun_anew() -> Non
                 session = await proxy.store.session(trial)
                 assert session.counts.completion_tokens == 3 + len(whole.completion_ids) // 4
         assert restarted
+
+
+async def test_the_retry_of_what_was_begun_anew_in_vain_is_in_place_of_what_was_sampled() -> None:
+    """Nor is it taken for one of the identical request that was answered before."""
+    fails: list[bool] = []
+
+    def breaks(request: Generate) -> Say:
+        return Say("broken", fail_after=3) if fails else Say("whole")
+
+    def refuses(request: Generate) -> Say:
+        return Say(refuse=EngineFailed("it is gone")) if fails else Say("whole")
+
+    async with two(breaks, good=refuses) as proxy:
+        for trial in TRIALS:
+            for status in (200, 503):
+                assert (await proxy.chat(trial, "hello")).status_code == status
+                fails.append(True)
+            first, *lost = await proxy.turns(trial, at_least=2)
+            assert lost and lost[-1].partial and lost[-1].superseded_by is None
+            fails.clear()
+            body = {"messages": [{"role": "user", "content": "hello"}]}
+            key = {"authorization": f"Bearer {proxy.agent_key(trial)}"}
+            answer = await proxy.http.post(f"/{trial}/v1/chat/completions", json=body, headers=key | AGAIN)
+            assert answer.status_code == 200
+            *earlier, again = await proxy.turns(trial, at_least=2 + len(lost))
+            assert [turn.superseded_by is None for turn in earlier] == [True] + [False] * len(lost)
+            assert (again.retry_of, again.partial) == (lost[-1].turn_id, False) and first.superseded_by is None
 
 
 async def test_a_turn_that_several_workers_sampled_has_each_token_as_it_was_drawn() -> None:

@@ -114,7 +114,7 @@ async def test_each_attempt_that_begins_again_is_in_place_of_the_one_before(repe
         choice.facts.first_token = choice.facts.last_token = 1.0
         await choice.restart(EngineFailed("gone"), choice.plan)
         choice.moved(choice.order, stream())
-        assert (choice.facts.first_token, choice.facts.last_token) == (None, None)
+        assert (choice.facts.first_token, choice.facts.last_token, choice.begun_again) == (None, None, True)
     said.hear(delta(9, content="whole"), Finish(1, "stop", 1))
     first, second, whole = await said.turns()
     assert [turn.retry_of for turn in (first, second, whole)] == [repeats, first.turn_id, second.turn_id]
@@ -134,7 +134,7 @@ async def test_an_attempt_that_could_not_be_recorded_leaves_what_the_next_one_re
     said.hear(delta(7, content="a"))
     store.go.set()
     await said.choice.restart(EngineFailed("gone"), said.choice.plan)
-    assert said.choice.facts.retry_of == "aaaaaaaaaaaa"
+    assert said.choice.facts.retry_of == "aaaaaaaaaaaa" and not said.choice.begun_again
 
 
 async def test_all_tokens_of_a_turn_that_could_not_be_recorded_are_counted() -> None:
