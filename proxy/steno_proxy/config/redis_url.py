@@ -44,6 +44,8 @@ def read_redis_url(url: str) -> RedisUrl:
     if named not in SCHEMES:
         got = "none" if "@" in named else repr(named)
         raise _wrong(f"scheme: got {got}, must be one of {', '.join(SCHEMES)}")
+    if not url.startswith(f"{named}://"):
+        raise _wrong(f"must begin with {named}://")
     scheme, _, kind = named.partition("+")
     try:
         if kind == "sentinel":

@@ -106,6 +106,8 @@ def test_what_is_refused_names_the_setting(url: str, said: str) -> None:
         "redis+sentinel://u:se/cret@a/main",
         "redis+sentinel://u:1?cret@a/main",
         "secret@h:6379",
+        "redis:secret@h:6379/0",
+        "redis:/:secret@h:6379",
     ],
 )
 def test_a_password_that_is_not_percent_encoded_is_not_shown(url: str) -> None:
