@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class FolderInUse(ConfigError):
-    """A launcher at another proxy runs a trial of the same name there. Never leaves these rollouts, but where they stop."""
+    """A launcher at another proxy runs a trial of the same name there. It ends these rollouts."""
 
     code = "folder_in_use"
 

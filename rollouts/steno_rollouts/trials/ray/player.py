@@ -93,7 +93,7 @@ class RayPlayer(Player):
             said = f"node {answer.node}: {message}"
             if code in {kind.code for kind in OF_A_NODE}:  # it came later, and was not looked at
                 return _ended(EndReason.START_FAILED, said)
-            raise BY_CODE.get(code, StenoError)(said)
+            raise {**BY_CODE, workdir.FolderInUse.code: workdir.FolderInUse}.get(code, StenoError)(said)
         await asyncio.to_thread(_write, folder, answer)
         assert answer.outcome is not None
         return answer.exit, answer.outcome

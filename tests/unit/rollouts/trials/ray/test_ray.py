@@ -97,10 +97,11 @@ async def test_a_trial_that_was_deleted_while_a_node_played_it_ends_alone(tmp_pa
     ]
 
 
-async def test_what_the_proxy_refuses_on_a_node_ends_the_rollouts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [Forbidden, FolderInUse])
+async def test_what_the_proxy_refuses_on_a_node_ends_the_rollouts(tmp_path: Path, error: type[StenoError]) -> None:
     """It would refuse any other node."""
-    refused = Answer("10.0.0.7", problem=(Forbidden.code, "this key does not open the trial"))
-    with pytest.raises(Forbidden, match=r"node 10\.0\.0\.7: this key does not open the trial"):
+    refused = Answer("10.0.0.7", problem=(error.code, "this can't be"))
+    with pytest.raises(error, match=r"node 10\.0\.0\.7: this can't be"):
         await ray_player(tmp_path, refused).play(ASSIGNMENT, tmp_path / "g.0")
 
 
