@@ -165,12 +165,17 @@ def _verdict(answer: Any, where: str) -> CommandOutcome:
     given = answer.get("metrics") or {}
     if not isinstance(given, Mapping):
         raise RewardError(f"{where}: metrics: got {shown(given)}, must be an object of numbers")
-    numbers = {key: value for key, value in more.items() if isinstance(value, Real)}
+    numbers = {key: value for key, value in more.items() if isinstance(value, Real) or _is_numpys_bool(value)}
     metrics = {str(key): _number(value, where, f"metrics.{key}") for key, value in {**numbers, **given}.items()}
     check_metrics(metrics, where)
     if answer["reward"] is None:
         return CommandOutcome(EndReason.NO_REWARD, metrics=metrics, detail=f"{where}: reward is null")
     return CommandOutcome(EndReason.COMPLETED, _reward(answer["reward"], where), metrics)
+
+
+def _is_numpys_bool(value: Any) -> bool:
+    """Which is no `Real`, as Python's own is."""
+    return getattr(getattr(value, "dtype", None), "kind", "") == "b" and not getattr(value, "shape", ())
 
 
 def _reward(value: Any, where: str) -> float:

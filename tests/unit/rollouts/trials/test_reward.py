@@ -133,7 +133,9 @@ async def test_a_function_is_given_what_it_names(tmp_path: Path) -> None:
 async def test_numbers_of_numpy_are_metrics_too(tmp_path: Path) -> None:
     code = (
         "import numpy as np\n"
-        "def score(): return {'reward': np.float32(0.5), 'passed': np.int64(3), 'share': np.float32(0.25), 'ok': True, 'why': ''}"
+        "def score():\n"
+        "    numbers = {'passed': np.int64(3), 'share': np.float32(0.25), 'ok': np.bool_(True)}\n"
+        "    return {'reward': np.float32(0.5), 'why': '', **numbers}"
     )
     metrics = {"passed": 3.0, "share": 0.25, "ok": 1.0}
     assert await judged(tmp_path, code) == CommandOutcome(EndReason.COMPLETED, 0.5, metrics)
