@@ -114,7 +114,7 @@ async def _served(settings: EvaluateSettings, model: str, run_id: str) -> AsyncI
     if engine == "auto":
         engine = "transformers" if missing(["vllm"]) else "vllm"
     require_modules("fastapi", "uvicorn", "vllm" if engine == "vllm" else "torch")
-    if settings.is_given("proxy"):
+    if settings.origin("proxy").startswith("--") or settings.is_given("proxy"):
         raise ConfigError(
             "proxy and model: give one: --proxy evaluates the workers of a proxy, --model starts a proxy and a worker",
             field="model",

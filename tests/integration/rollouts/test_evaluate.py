@@ -69,7 +69,7 @@ def test_what_can_not_be_evaluated_is_said_before_anything_starts(tmp_path: Path
     for words, said in (
         (["evaluate", "--tasks", "tasks.jsonl", "--engine-args=--x", "--", "true"], "need --model"),
         (
-            ["evaluate", "--tasks", "tasks.jsonl", "--model", "M", "--proxy", "http://h:1", "--", "true"],
+            ["evaluate", "--tasks", "tasks.jsonl", "--model", "M", "--proxy", "http://127.0.0.1:8000", "--", "true"],
             "proxy and model",
         ),
         (["results", "none.jsonl"], "none.jsonl: no such file"),
