@@ -296,7 +296,9 @@ class AccountContract:
         assert unaccounted(await store.runs.view(RUN, now=42.0), first, again) == {}
         await store.runs.acknowledge(again.lease_id, now=43.0)
 
-    async def test_a_group_that_is_made_again_while_it_is_leased_belongs_to_that_lease(self, store: SessionStore) -> None:
+    async def test_a_group_that_is_made_again_while_it_is_leased_belongs_to_that_lease(
+        self, store: SessionStore
+    ) -> None:
         await finished(store, "g")
         [first] = await lease(store)
         for trial_id in ("g.0", "g.1"):
