@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from steno.contracts.chat import ResponseFormat, Tool
@@ -43,6 +44,8 @@ def check_schema(schema: Any, field: str) -> None:
             for name in COUNTS:
                 if isinstance(node.get(name), int | float):
                     repeated += min(max(0, node[name]), MOST_REPEATED + 1)
+            if isinstance(node.get("multipleOf"), int | float):
+                repeated += min(_states(node["multipleOf"]), MOST_REPEATED + 1)
             for name in ("anyOf", "oneOf"):
                 if isinstance(node.get(name), list):
                     alternatives = max(alternatives, len(node[name]))
@@ -50,7 +53,7 @@ def check_schema(schema: Any, field: str) -> None:
                 parts += len(node["allOf"])
     if repeated > MOST_REPEATED:
         raise BadRequest(
-            f"{field}: the schema can't be enforced: the sum of its {', '.join(COUNTS)} is above {MOST_REPEATED}",
+            f"{field}: the schema can't be enforced: the sum of its {', '.join(COUNTS)}, multipleOf is above {MOST_REPEATED}",
             field=field,
         )
     if alternatives > 1 and parts > 1 and alternatives ** min(parts, 64) > MOST_COMBINED:
@@ -58,6 +61,16 @@ def check_schema(schema: Any, field: str) -> None:
             f"{field}: the schema can't be enforced: its `allOf` combines more than {MOST_COMBINED} alternatives",
             field=field,
         )
+
+
+def _states(divisor: float) -> int:
+    """Of an automaton that divides by it: 7 of 7, and of 0.7 or 0.07."""
+    exact = Decimal(str(divisor))
+    if not exact.is_finite():
+        return 0
+    _, digits, exponent = exact.as_tuple()
+    assert isinstance(exponent, int)
+    return int("".join(map(str, digits))) * 10 ** min(max(0, exponent), 10)
 
 
 def field_of_format(asked: ResponseFormat) -> str:

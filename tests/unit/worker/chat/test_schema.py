@@ -20,6 +20,10 @@ BOMBS: dict[str, Any] = {
     "at least": {"type": "array", "minItems": 10**9, "items": INTEGER},
     "at most": {"properties": {"a": {"type": "array", "maxItems": 1e300}}},
     "in definitions": {"$defs": {"a": {"minProperties": 10**400}}, "$ref": "#/$defs/a"},
+    "a divisor": {"type": "integer", "multipleOf": 20_000_003},
+    "a divisor with places": {"properties": {"a": {"type": "number", "multipleOf": 12345.67}}},
+    "a large divisor": {"multipleOf": 1e300},
+    "some divisors": {"properties": {name: {"type": "integer", "multipleOf": 4000} for name in "abc"}},
     "many small ones": {"anyOf": [{"type": "array", "maxItems": 500}] * 100},
     "all of many": {"allOf": choices(20)},
     "all of many, by reference": {
@@ -44,6 +48,7 @@ def test_bombs_are_refused_by_their_field(name: str) -> None:
         None,
         {"type": "array", "maxItems": MOST_REPEATED},
         {"type": "string", "maxLength": 10**9},
+        {"properties": {"multipleOf": {"type": "number", "multipleOf": 0.01}, "b": {"multipleOf": 1000}}},
         {"properties": {"minItems": {"type": "integer"}}, "required": ["minItems"]},
         {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [INTEGER] * 500}}},
         {"allOf": choices(8)},
