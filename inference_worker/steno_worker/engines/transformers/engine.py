@@ -97,7 +97,10 @@ class TransformersEngine:
         prefill_tokens: int = 512,
         device: str = "cpu",
     ) -> None:
-        """Raises: ConfigError: torch has no such device."""
+        """Raises: ConfigError: torch has no such device, or a number is too small."""
+        for argument, number in (("threads", threads), ("prefill_tokens", prefill_tokens)):
+            if number < 1:
+                raise ConfigError(f"engine_args.{argument}: got {number}, must be at least 1", field="engine_args")
         self._model_dir = model_dir
         self._config = _checked_config(model_dir)
         self._context_tokens = _context_tokens(self._config, context_tokens)
@@ -382,6 +385,16 @@ def _context_tokens(config: Any, asked: int | None) -> int:
         raise ConfigError(
             f"context_tokens: {context} is more than the model's sliding_window, and the embedded engine runs full attention "
             f"only; allowed: at most {window} (--context-tokens {window})",
+            field="context_tokens",
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    bound = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "longrope" and bound and bound < context:
+        # transformers takes the frequencies of a whole call from its longest sequence: log-probabilities would depend on who
+        # else runs, and the keys of one that grows over the bound would be of both kinds (I1).
+        raise ConfigError(
+            f"context_tokens: {context} is more than the {bound} positions up to which the model's rotary embedding (longrope) "
+            f"is the same for all sequences, as the embedded engine needs; allowed: at most {bound} (--context-tokens {bound})",
             field="context_tokens",
         )
     return context

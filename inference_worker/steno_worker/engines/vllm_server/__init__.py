@@ -1,1 +1,1 @@
-"""A vLLM or SGLang server behind its HTTP API, with token ids."""
+"""A vLLM server behind its HTTP API, with token ids."""

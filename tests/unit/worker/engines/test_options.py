@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import MistralConfig, Qwen2Config
+from transformers import MistralConfig, Phi3Config, Qwen2Config
 
 from steno.contracts.errors import ConfigError
 from steno.models import TINY
@@ -60,6 +60,23 @@ def test_a_window_that_no_context_reaches_or_no_layer_uses_is_none(tmp_path: Pat
     assert context_of(tmp_path / "short", MistralConfig(**SMALL, sliding_window=16), 16) == 16
     assert context_of(tmp_path / "none", MistralConfig(**SMALL, sliding_window=None), None) == 64
     assert context_of(tmp_path / "off", Qwen2Config(**SMALL, sliding_window=16, use_sliding_window=False), None) == 64
+
+
+def test_a_context_above_which_a_rotary_embedding_depends_on_the_other_sequences_is_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    bounded = {"rope_parameters": rope | {"original_max_position_embeddings": 32}, "pad_token_id": 0}
+    with pytest.raises(ConfigError, match=r"context_tokens: 64 .*longrope.*--context-tokens 32\)"):
+        context_of(tmp_path / "over", Phi3Config(**SMALL, **bounded, original_max_position_embeddings=32), None)
+    config = Phi3Config(**SMALL, **bounded, original_max_position_embeddings=32)
+    assert context_of(tmp_path / "at", config, 32) == 32
+    assert context_of(tmp_path / "plain", Phi3Config(**SMALL, pad_token_id=0), None) == 64
+
+
+@pytest.mark.parametrize("argument", ["threads", "prefill_tokens"])
+def test_numbers_below_one_are_refused(argument: str) -> None:
+    given: dict[str, Any] = {argument: 0}
+    with pytest.raises(ConfigError, match=rf"engine_args\.{argument}: got 0, must be at least 1"):
+        TransformersEngine(TINY, stop_ids=frozenset(), **given)
 
 
 def test_the_shipped_model_is_the_default() -> None:
