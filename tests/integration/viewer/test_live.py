@@ -14,7 +14,7 @@ from steno.contracts.rest import Completion, GroupSpec
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
-from tests.support.records.shown_sessions import record, straight
+from tests.support.records.shown_sessions import made_turn, record, straight
 from tests.support.workers.parrot import ParrotEngine, Say
 
 pytestmark = pytest.mark.viewer
@@ -150,6 +150,31 @@ async def test_a_session_that_is_deleted_while_one_looks_is_said_to_be(browser: 
         assert looker.asked[asked:] == [] and await looker.faults() == []
         gates[5].set()
         await asking
+
+
+async def test_a_turn_whose_proxy_died_is_not_live_and_is_not_read_again_and_again(browser: Any) -> None:
+    store, began = MemoryStore(), time.time() - 30
+    first, last = straight(7, 2, began)
+    cut = made_turn(8, 1, first, began, partial=True, finish_reason="open")
+    lone = made_turn(9, 0, None, began, partial=True, finish_reason="open")
+    last.retry_of = cut.turn_id
+    await record(store, Session(trial_id="cut", created_at=began, updated_at=began), [first, cut, last, lone])
+    await store.supersede("cut", cut.turn_id, last.turn_id)
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("sessions/cut", f"[data-turn='{lone.turn_id}'] .live")
+        assert await page.locator(".outline .live").count() == 1, "what was asked again has its end"
+        await page.click(f"[data-turn='{lone.turn_id}']")
+        await page.wait_for_selector("section.turn .live")
+        await proxy.steno.complete("cut", Completion(final=False))
+        await page.wait_for_selector(".pill.completed")
+        await page.wait_for_selector("section.turn >> text=partial")
+        assert await page.locator(".live").count() == 0
+        asked = len(looker.asked)
+        for _ in range(2):
+            async with page.expect_response("**/sessions/cut"):
+                pass
+        assert [url for url in looker.asked[asked:] if "/turns" in url] == [] and looker.troubles == []
 
 
 async def test_a_session_that_ended_long_ago_is_asked_for_once(proxy: Proxy, browser: Any) -> None:

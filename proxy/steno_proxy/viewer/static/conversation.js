@@ -4,28 +4,29 @@ import { h } from "./dom.js";
 import { brief, count, many, oneLine, plain, seconds } from "./format.js";
 import { forkChip } from "./outline.js";
 import { fold, json, longText } from "./pieces.js";
-import { OPEN, contentText, meanLogprob, sampled } from "./record.js";
+import { contentText, meanLogprob, sampled } from "./record.js";
 
 const ROLES = { system: "System", developer: "Developer", user: "User", assistant: "Assistant", tool: "Tool" };
 
 export class Conversation {
-  constructor(path, recording) {
+  constructor(path, session, recording) {
     this.recording = recording;
     this.node = h("div.conversation");
     this.parts = new Map();
-    this.grow(path);
+    this.grow(path, session);
   }
 
-  // Turns that are new are added; one that was still open is drawn again.
-  grow(path) {
+  // Turns that are new are added; one that has changed is drawn again.
+  grow(path, session) {
     const names = callNames(path);
     path.forEach((turn, at) => {
       const known = this.parts.get(turn.turn_id);
-      if (known && known.finish === turn.finish_reason && known.tokens === sampled(turn) && known.delivered === turn.delivered && known.superseded === turn.superseded_by) return;
-      const node = section(turn, path[at - 1], names, this.recording);
+      const live = this.recording.goesOn(turn, session);
+      if (known && known.live === live && known.finish === turn.finish_reason && known.tokens === sampled(turn) && known.delivered === turn.delivered && known.superseded === turn.superseded_by) return;
+      const node = section(turn, path[at - 1], names, this.recording, live);
       if (known) known.node.replaceWith(node);
       else this.node.append(node);
-      this.parts.set(turn.turn_id, { node, finish: turn.finish_reason, tokens: sampled(turn), delivered: turn.delivered, superseded: turn.superseded_by });
+      this.parts.set(turn.turn_id, { node, live, finish: turn.finish_reason, tokens: sampled(turn), delivered: turn.delivered, superseded: turn.superseded_by });
     });
   }
 
@@ -43,13 +44,13 @@ function callNames(path) {
   return names;
 }
 
-function section(turn, before, names, recording) {
+function section(turn, before, names, recording, live) {
   return h("section.turn", { id: `turn-${turn.turn_id}`, class: turn.superseded_by ? "gone" : null },
     turnHead(turn, recording),
     toolList(turn, before),
     turn.messages.map((message) => said(message, names)),
-    reply(turn),
-    turnFoot(turn));
+    reply(turn, live),
+    turnFoot(turn, live));
 }
 
 function turnHead(turn, recording) {
@@ -129,18 +130,18 @@ function callArguments(raw) {
     h("dd", longText(typeof value === "string" ? value : JSON.stringify(value, null, 2), { kind: "code" }))]));
 }
 
-function reply(turn) {
+function reply(turn, live) {
   const { reply: message } = turn;
   const empty = !contentText(message.content) && !(message.tool_calls ?? []).length && !thought(message);
   return h("article.message.assistant",
-    h("div.role", "Assistant", turn.finish_reason === OPEN ? h("span.live", "live") : null),
+    h("div.role", "Assistant", live ? h("span.live", "live") : null),
     thinking(message), body(message.content), calls(message),
     empty ? h("p.dim", turn.error ? "" : "Nothing that is shown.") : null,
     turn.error ? h("p.bad", { role: "note" }, plain(turn.error)) : null,
     turn.unreadable ? h("p.bad", `Nobody can train on this turn: ${plain(turn.unreadable)}`) : null);
 }
 
-function turnFoot(turn) {
+function turnFoot(turn, live) {
   const tokens = sampled(turn);
   const mean = meanLogprob(turn);
   const versions = [...new Set(turn.versions.map((span) => span.version))];
@@ -151,8 +152,8 @@ function turnFoot(turn) {
     turn.cached_tokens ? h("span", `${brief(turn.cached_tokens)} cached`) : null,
     turn.reasoning_tokens ? h("span", `${brief(turn.reasoning_tokens)} thinking`) : null,
     mean === null ? null : h("span", { title: "mean log-probability" }, `logprob ${mean.toFixed(3)}`),
-    h("span", { class: ["stop", "tool_calls", OPEN].includes(turn.finish_reason) ? null : "warn" }, plain(turn.finish_reason)),
-    turn.partial && turn.finish_reason !== OPEN ? h("span.warn", "partial") : null,
+    h("span", { class: live || ["stop", "tool_calls"].includes(turn.finish_reason) ? null : "warn" }, plain(turn.finish_reason)),
+    turn.partial && !live ? h("span.warn", "partial") : null,
     turn.constrained.length ? h("span.warn", `${turn.constrained.reduce((sum, [a, b]) => sum + b - a, 0)} constrained`) : null,
     turn.mixed_kv ? h("span.warn", "mixed KV") : null,
     undelivered ? h("span.warn", `${count(turn.delivered)} of ${count(turn.completion_ids.length)} delivered`) : null,

@@ -2,7 +2,7 @@
 
 import { h, put } from "./dom.js";
 import { brief, oneLine, seconds } from "./format.js";
-import { OPEN, contentText, lastMoment, sampled } from "./record.js";
+import { contentText, lastMoment, sampled } from "./record.js";
 
 export const FORKS = {
   sibling: "asked again what a recorded turn was asked",
@@ -48,26 +48,27 @@ export class Outline {
     });
   }
 
-  draw(path, current) {
+  draw(path, current, session) {
     const on = new Set(path);
     const rows = this.recording.rows();
     const longest = Math.max(0.001, ...rows.map(({ turn }) => lastMoment(turn) - turn.timings.queued));
     put(this.head, "Turns ", h("span.dim", String(rows.length)),
       this.recording.leaves.length > 1 ? h("span.dim", ` · ${this.recording.leaves.length} branches`) : null);
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.turn : null;
-    put(this.list, rows.map((row) => this.line(row, on, current, longest)));
+    put(this.list, rows.map((row) => this.line(row, on, current, longest, session)));
     if (focused) this.list.querySelector(`[data-turn="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  line({ turn, depth }, on, current, longest) {
+  line({ turn, depth }, on, current, longest, session) {
     const took = lastMoment(turn) - turn.timings.queued;
-    const bad = turn.error || turn.unreadable || (turn.partial && turn.finish_reason !== OPEN);
+    const live = this.recording.goesOn(turn, session);
+    const bad = turn.error || turn.unreadable || (turn.partial && !live);
     const state = [on.has(turn.turn_id) ? "on" : "off", bad ? "bad" : "", turn.superseded_by ? "gone" : ""].filter(Boolean).join(" ");
     return h("li", { style: { "--depth": Math.min(depth, 12) } },
       h("button.turn-line", { class: state, dataset: { turn: turn.turn_id }, "aria-current": turn.turn_id === current ? "true" : null },
         h("span.number", `${turn.index}`),
         h("span.what", turn.fork_reason && h("span.fork-row", forkChip(turn.fork_reason)), h("span.preview", preview(turn))),
-        h("span.weight", turn.finish_reason === OPEN ? h("span.live", "live") : brief(sampled(turn)), h("span.spark", { "aria-hidden": "true" },
+        h("span.weight", live ? h("span.live", "live") : brief(sampled(turn)), h("span.spark", { "aria-hidden": "true" },
           h("span", { style: { width: `${Math.max(3, (100 * took) / longest)}%` } })), h("span.unseen", ` tokens, ${seconds(took)}`))));
   }
 }

@@ -16,6 +16,7 @@ export class Recording {
       const retried = this.byId.get(turn.retry_of);
       if (retried && !retried.superseded_by) this.replace({ ...retried, superseded_by: turn.turn_id });
       const known = this.byId.get(turn.turn_id);
+      if (known && JSON.stringify(known) === JSON.stringify(turn)) continue;
       this.replace(turn);
       if (!known) {
         const parent = turn.parent_id ?? "";
@@ -32,6 +33,15 @@ export class Recording {
 
   get(turnId) {
     return this.byId.get(turnId);
+  }
+
+  // An open turn may get its end. One that was asked again, or that another goes on from, gets none: its proxy is gone.
+  waits(turn) {
+    return turn.finish_reason === OPEN && !turn.superseded_by && !this.children.has(turn.turn_id);
+  }
+
+  goesOn(turn, session) {
+    return session.status === "open" && this.waits(turn);
   }
 
   below(turnId) {

@@ -8,7 +8,7 @@ import { Outline } from "./outline.js";
 import { chips, fact, fold, rewardOf, statusPill } from "./pieces.js";
 import { watched } from "./reach.js";
 import { Raw } from "./raw.js";
-import { OPEN, Recording } from "./record.js";
+import { Recording } from "./record.js";
 import { Timeline } from "./timeline.js";
 import { TokenView } from "./tokens.js";
 import { UnderWay } from "./under_way.js";
@@ -72,7 +72,7 @@ class SessionPage {
       this.leaf = turnId === null ? null : this.recording.newestLeaf(turnId)?.turn_id ?? null;
       this.draw();
     }
-    this.outline.draw(this.shown ?? [], turnId);
+    this.outline.draw(this.shown ?? [], turnId, this.session);
     if (scroll && turnId) this.view?.scrollTo?.(turnId);
   }
 
@@ -87,7 +87,7 @@ class SessionPage {
       return;
     }
     const made = {
-      conversation: () => new Conversation(path, this.recording),
+      conversation: () => new Conversation(path, this.session, this.recording),
       tokens: () => new TokenView(path, this.session, this.purpose),
       timeline: () => new Timeline(this.recording, (turnId) => { this.go("conversation"); this.choose(turnId, true); }),
       record: () => new Raw(path, this.session),
@@ -189,9 +189,9 @@ class SessionPage {
   async lookOnce() {
     const now = await get(trialPath(this.session.trial_id), {}, this.signal);
     const known = this.recording.turns.length;
-    const unfinished = this.recording.turns.findIndex((turn) => turn.finish_reason === OPEN);
+    const unfinished = this.recording.turns.findIndex((turn) => this.recording.waits(turn));
     const same = now.updated_at === this.session.updated_at && now.status === this.session.status && now.counts.turns === known;
-    if (same && (now.status === "open" || unfinished < 0)) return;
+    if (same) return;
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     const before = this.recording.get(this.leaf);
     await turnsFrom(now.trial_id, unfinished < 0 ? known : unfinished, (items) => this.recording.take(items), this.signal);
@@ -220,7 +220,7 @@ class SessionPage {
       this.shown = path.map((turn) => turn.turn_id);
       this.view.grow(path, this.session);
     } else this.draw();
-    this.outline.draw(this.shown, this.leaf);
+    this.outline.draw(this.shown, this.leaf, this.session);
   }
 }
 
