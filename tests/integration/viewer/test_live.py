@@ -177,6 +177,21 @@ async def test_a_turn_whose_proxy_died_is_not_live_and_is_not_read_again_and_aga
         assert [url for url in looker.asked[asked:] if "/turns" in url] == [] and looker.troubles == []
 
 
+async def test_a_request_that_is_refused_is_told_of_at_once_and_an_open_fold_stays_open(
+    proxy: Proxy, browser: Any
+) -> None:
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await proxy.chat("alive", "hello")
+        await looker.go("sessions/alive", "section.turn")
+        assert (await proxy.chat("alive", "hello", temperature="hot")).status_code == 400
+        await page.click(".notes-fold summary")
+        await page.wait_for_selector(".notes-fold[open] li >> text=temperature")
+        assert (await proxy.chat("alive", "hello", top_p="all")).status_code == 400
+        await page.wait_for_selector(".notes-fold[open] li >> text=top_p")
+        assert looker.troubles == []
+
+
 async def test_a_session_that_ended_long_ago_is_asked_for_once(proxy: Proxy, browser: Any) -> None:
     async with looking(browser, proxy.url) as looker:
         await looker.go("sessions/parser-00.0", "section.turn")

@@ -122,6 +122,7 @@ class SessionPage {
   drawHead() {
     const { session } = this;
     const { counts } = session;
+    const unfolded = this.head.querySelector(".notes-fold")?.open;
     const took = session.first_turn_at === null ? null : (session.ended_at ?? session.updated_at) - session.first_turn_at;
     put(this.head,
       h("div.crumbs", h("a", { href: "#/sessions" }, "Sessions"),
@@ -142,7 +143,7 @@ class SessionPage {
         session.fork_of ? fact("Forked from", origin(session.fork_of.trial_id)) : null,
         session.rescore_of ? fact("Scores anew", origin(session.rescore_of)) : null,
         Object.entries(session.metrics).slice(0, 6).map(([name, value]) => fact(plain(name), reward(value)))),
-      notes(session.notes));
+      notes(session.notes, unfolded));
   }
 
   // Whether something may come yet: turns, the reward of a trial that has ended, the turn of an answer that its end cut off.
@@ -191,7 +192,12 @@ class SessionPage {
     const known = this.recording.turns.length;
     const unfinished = this.recording.turns.findIndex((turn) => this.recording.waits(turn));
     const same = now.updated_at === this.session.updated_at && now.status === this.session.status && now.counts.turns === known;
-    if (same) return;
+    if (same) {
+      if (told(now) === told(this.session)) return;
+      this.session = now;
+      this.drawHead();
+      return;
+    }
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     const before = this.recording.get(this.leaf);
     await turnsFrom(now.trial_id, unfinished < 0 ? known : unfinished, (items) => this.recording.take(items), this.signal);
@@ -226,10 +232,13 @@ class SessionPage {
 
 const origin = (trial) => h("a.mono", { href: `#/sessions/${encodeURIComponent(trial)}` }, plain(trial));
 
-function notes(found) {
+// What a session may be told of without a new turn.
+const told = ({ notes: found, marks }) => JSON.stringify([found, marks]);
+
+function notes(found, open) {
   if (!found) return null;
   const counts = Object.entries(found.counts).map(([kind, times]) => `${plain(kind)} ${times}`).join(", ");
   return fold(h("span", h("b.warn", "Refused or left out: "), counts), () =>
     h("ul.notes", found.newest.slice().reverse().map((note) => h("li", h("span.chip.warn", plain(note.kind)), " ", nodes(note.text), " ",
-      h("span.dim", note.times > 1 ? `${note.times} times, ` : "", time(note.at))))), { kind: "notes-fold" });
+      h("span.dim", note.times > 1 ? `${note.times} times, ` : "", time(note.at))))), { open, kind: "notes-fold" });
 }
