@@ -116,6 +116,28 @@ async def test_an_answer_that_was_asked_for_again_is_followed(browser: Any) -> N
         assert [trouble for trouble in looker.troubles if trouble.startswith("exception")] == []
 
 
+async def test_a_longer_branch_is_followed_until_somebody_chooses_one(browser: Any) -> None:
+    store, began = MemoryStore(), time.time() - 30
+    turns = straight(7, 4, began)
+    beside = made_turn(8, 1, turns[0], began)
+    await record(store, Session(trial_id="parts", created_at=began, updated_at=began), [turns[0], turns[1], beside])
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("sessions/parts", f"#turn-{beside.turn_id}")
+        for n, turn in enumerate(turns[2:]):
+            await store.commit("parts", turn, row(turn, parent=(1, 3)[n]), now=began + 20 + n)
+        for turn in turns:
+            await page.wait_for_selector(f"#turn-{turn.turn_id}")
+        assert await page.locator("section.turn").count() == 4
+        await page.click(f"[data-turn='{beside.turn_id}']")
+        await page.wait_for_selector(f"#turn-{beside.turn_id}")
+        more = made_turn(7, 4, turns[3], began)
+        await store.commit("parts", more, row(more, parent=4), now=began + 25)
+        await page.wait_for_selector(f"[data-turn='{more.turn_id}']")
+        assert await page.locator("section.turn").count() == 2, "who has chosen a branch stays there"
+        assert looker.troubles == []
+
+
 async def test_folds_and_rows_stay_while_a_session_grows(browser: Any) -> None:
     store, began = MemoryStore(), time.time() - 30
     *turns, new, newer = straight(7, 5, began)

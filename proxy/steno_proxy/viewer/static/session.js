@@ -35,6 +35,7 @@ class SessionPage {
     this.purpose = null; // of its group; null: it has none, or it is not known
     this.recording = new Recording();
     this.leaf = null;
+    this.chosen = false; // somebody has chosen what is shown
     this.tab = TABS.some(([name]) => name === query.get("tab")) ? query.get("tab") : "conversation";
     this.head = h("div.session-head");
     this.tabs = h("div.tabs", { role: "tablist", "aria-label": "What is shown" });
@@ -48,9 +49,10 @@ class SessionPage {
 
   async load() {
     put(this.panel, h("p.dim.loading", "Reading the turns…"));
-    const wanted = new URLSearchParams(location.hash.split("?")[1] ?? "").get("turn");
+    const asked = new URLSearchParams(location.hash.split("?")[1] ?? "").get("turn");
     [this.purpose] = await Promise.all([this.readPurpose(), turnsFrom(this.session.trial_id, 0, (items) => this.recording.take(items), this.signal)]);
-    this.choose(wanted && this.recording.get(wanted) ? wanted : this.recording.mainLeaf?.turn_id ?? null, Boolean(wanted));
+    const wanted = this.recording.get(asked)?.turn_id;
+    this.choose(wanted ?? this.recording.mainLeaf?.turn_id ?? null, Boolean(wanted));
     if (this.live && this.goesOn()) this.follow();
   }
 
@@ -65,15 +67,16 @@ class SessionPage {
     }
   }
 
-  // A turn: its path is shown, down to the newest leaf below it.
-  choose(turnId, scroll = false) {
+  // A turn: its path is shown, down to the newest leaf below it. chosen: by somebody, who is led to it.
+  choose(turnId, chosen) {
+    if (chosen) this.chosen = true;
     const onPath = turnId && this.shown?.includes(turnId);
     if (!onPath) {
       this.leaf = turnId === null ? null : this.recording.newestLeaf(turnId)?.turn_id ?? null;
       this.draw();
     }
     this.outline.draw(this.shown ?? [], turnId, this.session);
-    if (scroll && turnId) this.view?.scrollTo?.(turnId);
+    if (chosen && turnId) this.view?.scrollTo?.(turnId);
   }
 
   draw() {
@@ -216,11 +219,14 @@ class SessionPage {
     for (let turn = next(this.recording.get(before.turn_id)); turn; turn = next(turn)) this.leaf = turn.turn_id;
   }
 
-  // What is shown goes on with what is new, where it goes on from it.
+  // What is shown goes on with what is new, where it goes on from it. Where nobody has chosen it, a path that is longer takes its place.
   grow() {
-    const follows = this.leaf === null ? this.recording.mainLeaf : this.recording.newestLeaf(this.leaf);
-    this.leaf = follows?.turn_id ?? null;
-    const path = this.leaf === null ? [] : this.recording.path(this.leaf);
+    const { recording } = this;
+    const follows = this.leaf === null ? null : recording.newestLeaf(this.leaf);
+    const longest = this.chosen && follows ? null : recording.mainLeaf;
+    let path = follows ? recording.path(follows.turn_id) : [];
+    if (longest && recording.path(longest.turn_id).length > path.length) path = recording.path(longest.turn_id);
+    this.leaf = path.at(-1)?.turn_id ?? null;
     const same = (this.shown ?? []).every((id, n) => path[n]?.turn_id === id);
     if (this.view?.grow && same) {
       this.shown = path.map((turn) => turn.turn_id);
