@@ -95,3 +95,27 @@ async def test_what_is_worked_out_of_a_record_is_not_written_into_it(proxy: Prox
             }"""
         )
         assert found == [1, 0, ["step", "differences"]]
+
+
+async def test_arguments_of_a_call_are_shown_with_the_digits_that_were_sampled(proxy: Proxy, browser: Any) -> None:
+    split = ['{"id": 12, "ratio": -0.5, "text": "1.0 and \\"2.0"}', '{"text": "\\\\", "ids": [1, 2]}']
+    whole = ['{"id": 9007199254740993}', '{"ratio": 1.0}', '{"rate": 1e-5}', '{"deep": [{"at": -0}]}']
+    async with looking(browser, proxy.url) as looker:
+        await looker.go("sessions", "table.rows tbody tr")
+        shown = await looker.page.evaluate(
+            """async (texts) => {
+              const { Conversation } = await import("./static/conversation.js");
+              const { Recording } = await import("./static/record.js");
+              const { items: [turn] } = await (await fetch("/sessions/by-hand/turns?limit=1")).json();
+              return texts.map((text) => {
+                turn.reply.tool_calls = [{ id: "c", function: { name: "f", arguments: text } }];
+                const { node } = new Conversation([turn], { status: "open" }, new Recording());
+                const call = node.querySelector(".assistant .call");
+                call.open = true;
+                call.dispatchEvent(new Event("toggle"));
+                return call.querySelector("dl") ? null : call.querySelector(".said.code").textContent;
+              });
+            }""",
+            [*split, *whole],
+        )
+        assert shown == [None, None, *whole]

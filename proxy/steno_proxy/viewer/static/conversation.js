@@ -117,6 +117,12 @@ function calls(message) {
   });
 }
 
+// Whether its numbers, read and written again, have the digits that they have in this JSON.
+function keepsNumbers(raw) {
+  const numbers = raw.replace(/\\./g, "").replace(/"[^"]*"/g, "").match(/-?\d[\d.eE+-]*/g) ?? [];
+  return numbers.every((digits) => String(Number(digits)) === digits);
+}
+
 // Arguments one by one, so that a script in one of them reads as the lines it has.
 function callArguments(raw) {
   let values = null;
@@ -125,7 +131,7 @@ function callArguments(raw) {
   } catch {
     return longText(raw, { kind: "code" });
   }
-  if (typeof values !== "object" || values === null || Array.isArray(values)) return longText(raw, { kind: "code" });
+  if (typeof values !== "object" || values === null || Array.isArray(values) || !keepsNumbers(raw)) return longText(raw, { kind: "code" });
   return h("dl.arguments", Object.entries(values).map(([name, value]) => [h("dt", plain(name)),
     h("dd", longText(typeof value === "string" ? value : JSON.stringify(value, null, 2), { kind: "code" }))]));
 }
