@@ -70,7 +70,7 @@ def _states(divisor: float) -> int:
         return 0
     _, digits, exponent = exact.as_tuple()
     assert isinstance(exponent, int)
-    return int("".join(map(str, digits))) * 10 ** min(max(0, exponent), 10)
+    return int("".join(map(str, digits)) + "0" * min(max(0, exponent), 10))
 
 
 def field_of_format(asked: ResponseFormat) -> str:
