@@ -11,3 +11,9 @@ def stat_of(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
     except OSError:
         return []
+
+
+def began(pid: int) -> str:
+    """In clock ticks since boot; "": there is no such process, or it has ended."""
+    fields = stat_of(pid)
+    return fields[19] if fields and fields[0] != "Z" else ""

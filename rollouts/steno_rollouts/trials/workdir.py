@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from steno.contracts.errors import ConfigError
 from steno_rollouts.tasks.task import ENVIRONMENT, WITHHELD, Task
-from steno_rollouts.trials.proc import stat_of
+from steno_rollouts.trials import proc
 from steno_rollouts.trials.reward import REWARD_JSON, REWARD_TEXT
 
 T = TypeVar("T")
@@ -45,14 +45,14 @@ def held(folder: Path, created_at: float) -> Iterator[None]:
     Raises: FolderInUse: a launcher that runs has it.
     """
     note = folder.with_name(f"{folder.name}.launcher")
-    own = f"{os.getpid()} {_began(os.getpid())} {created_at!r}"
+    own = f"{os.getpid()} {proc.began(os.getpid())} {created_at!r}"
     with contextlib.suppress(OSError, ValueError):  # a full disk, say, or no note of ours: then nobody can tell
         note.parent.mkdir(parents=True, exist_ok=True)
         try:
             note.symlink_to(own)  # a link is made whole, and never over another one
         except FileExistsError:
             pid, began, created = str(note.readlink()).split()
-            if created != repr(created_at) and began == _began(int(pid)):
+            if created != repr(created_at) and began == proc.began(int(pid)):
                 raise FolderInUse(
                     f"work_dir: {folder} is in use: process {pid} runs a trial of this name at another proxy: give another --run",
                     field="work_dir",
@@ -152,12 +152,6 @@ def last_line(path: Path) -> str:
         return ""
     said = next((line for line in reversed(lines) if line.strip()), "")
     return "".join(char if char.isprintable() else " " for char in said).strip()[:200]
-
-
-def _began(pid: int) -> str:
-    """In clock ticks since boot; "none": there is no such process, or it has ended."""
-    fields = stat_of(pid)
-    return fields[19] if fields and fields[0] != "Z" else "none"
 
 
 def _make_writable(folder: Path) -> None:

@@ -9,8 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Self
 
+from steno_rollouts.trials import proc
 from steno_rollouts.trials.containers.engine import LAUNCHER
-from steno_rollouts.trials.proc import stat_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Launcher:
     def here(cls) -> Self:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/pid").readlink()
-        return cls(f"{boot}/{namespace}", os.getpid(), _began(os.getpid()))
+        return cls(f"{boot}/{namespace}", os.getpid(), proc.began(os.getpid()))
 
     @classmethod
     def of(cls, label: str) -> Self | None:
@@ -47,7 +47,7 @@ class Launcher:
         """Whether the launcher of this name ran where this one does, and has ended."""
         place, _, process = name.partition("-")
         pid, _, began = process.partition("-")
-        return place == _digest(self.place) and pid.isdecimal() and _began(int(pid)) != began
+        return place == _digest(self.place) and pid.isdecimal() and proc.began(int(pid)) != began
 
     def has_left(self, labels: Mapping[str, str]) -> bool:
         """Whether a container with these labels belongs to nobody: its rollouts ran where these do, or before this machine was
@@ -56,15 +56,9 @@ class Launcher:
         if owner is None:
             return False
         if owner.place == self.place:
-            return _began(owner.pid) != owner.began
+            return proc.began(owner.pid) != owner.began
         return owner.place.partition("/")[0] != self.place.partition("/")[0]
 
 
 def _digest(place: str) -> str:
     return blake2b(place.encode(), digest_size=6).hexdigest()
-
-
-def _began(pid: int) -> str:
-    """In clock ticks since boot; "": there is no such process, or it has ended."""
-    fields = stat_of(pid)
-    return fields[19] if fields and fields[0] != "Z" else ""

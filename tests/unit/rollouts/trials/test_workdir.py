@@ -15,6 +15,7 @@ from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.local import LocalExecutor
 from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
+from steno_rollouts.trials.proc import began
 from steno_rollouts.trials.runner import TrialRunner
 from tests.unit.rollouts.nobody import as_nobody
 from tests.unit.rollouts.trials.test_runner import Proxy
@@ -112,7 +113,7 @@ async def test_a_trial_that_runs_is_left_alone_by_launchers_at_another_proxy(tmp
     "left",
     [
         f"{os.getpid()} 1 2.0",  # the number is another process's by now
-        f"1 {workdir._began(1)} 1.0",  # a launcher at the same proxy, which was cut off
+        f"1 {began(1)} 1.0",  # a launcher at the same proxy, which was cut off
         "no note",
     ],
     ids=["another process has its number", "cut off", "no note"],
@@ -126,7 +127,7 @@ def test_a_folder_is_taken_over_from_who_is_gone_and_from_launchers_at_the_same_
         pass
     assert note.is_symlink() == (left == "no note")
     note.unlink(missing_ok=True)
-    note.symlink_to(f"1 {workdir._began(1)} 2.0")
+    note.symlink_to(f"1 {began(1)} 2.0")
     with pytest.raises(workdir.FolderInUse), workdir.held(tmp_path / "g.0", 1.0):
         pass
     assert note.is_symlink()
