@@ -19,7 +19,7 @@ import os
 import random
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from steno_trainer.errors import BadCheckpoint
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.step.step import Stepper
 from steno_trainer.weights.adapters import ADAPTER_PREFIX, write_adapter
-from steno_trainer.weights.files.copies import WeightsCopies, make_newest, times_of
+from steno_trainer.weights.files.copies import WeightsCopies, make_newest, remove_or_leave, times_of
 from steno_trainer.weights.source import ModelWeights
 
 log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class Checkpoints:
         stay = list(newest.values())[: None if spare else self._keep]
         for _, _, old in by_age:
             if old not in stay:
-                _try(self._doom, old)
+                remove_or_leave(self._doom, old)
         self._sweep()
 
     def _doom(self, old: Path) -> None:
@@ -295,15 +295,7 @@ class Checkpoints:
         """Remove what killed writers and earlier saves left. One trainer writes here at a time: two would fight over `latest` as
         well."""
         for left in self.root.glob(f"{WRITING}*"):
-            _try(shutil.rmtree if left.is_dir() else Path.unlink, left)
-
-
-def _try(remove: Callable[[Path], None], path: Path) -> None:
-    """Remove it, or leave it to the next save: NFS keeps files that somebody reads (ENOTEMPTY), and disks have errors."""
-    try:
-        remove(path)
-    except OSError as error:
-        log.warning("%s is left where it is: %s", path, error)
+            remove_or_leave(shutil.rmtree if left.is_dir() else Path.unlink, left)
 
 
 def _random_state() -> dict[str, Any]:

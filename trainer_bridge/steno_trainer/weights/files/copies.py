@@ -164,9 +164,9 @@ class WeightsCopies:
         self.root.mkdir(parents=True, exist_ok=True)
         self._sweep()
         folder, lock = self._locked(version, cleanup)
-        cleanup.callback(_try, Path.unlink, lock)
+        cleanup.callback(remove_or_leave, Path.unlink, lock)
         folder.mkdir()
-        cleanup.callback(_try, _remove, folder)  # renamed by then, unless something failed
+        cleanup.callback(remove_or_leave, _remove, folder)  # renamed by then, unless something failed
         return folder
 
     def _locked(self, version: PolicyVersion, cleanup: contextlib.ExitStack) -> tuple[Path, Path]:
@@ -250,12 +250,12 @@ class WeightsCopies:
             except OSError as error:
                 _log_left(copy.folder, error)
                 continue
-            _try(_remove, doomed)
+            remove_or_leave(_remove, doomed)
 
     def _sweep(self) -> None:
         """Remove what crashed writers and removers left. What can't be removed holds up no push."""
         for doomed in self.root.glob(f"{REMOVING}*"):
-            _try(_remove, doomed)
+            remove_or_leave(_remove, doomed)
         for lock in self.root.glob(f"{WRITING}*.lock"):
             try:
                 with lock.open("r+") as held:  # for writing: NFS refuses the lock otherwise
@@ -330,8 +330,8 @@ def _collect(pending: Future[Written], done: list[Written]) -> str:
     return ""
 
 
-def _try(remove: Callable[[Path], None], path: Path) -> None:
-    """Remove it, or leave it to the next push: NFS keeps files that somebody reads (ENOTEMPTY), and disks have errors."""
+def remove_or_leave(remove: Callable[[Path], None], path: Path) -> None:
+    """Remove it, or leave it to the next time: NFS keeps files that somebody reads (ENOTEMPTY), and disks have errors."""
     try:
         remove(path)
     except OSError as error:
