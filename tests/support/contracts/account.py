@@ -18,6 +18,12 @@ from tests.support.records.groups import RUN, again, end, finished, group, lease
 from tests.support.records.recordings import session
 
 
+async def delete_both(store: SessionStore) -> None:
+    """Sessions of the group g. Their tombstones are over at once."""
+    for trial_id in ("g.0", "g.1"):
+        await store.delete(trial_id, now=21.0, tombstone_s=0.001)
+
+
 class AccountContract:
     # -- trials that score recorded ones anew
 
@@ -282,8 +288,7 @@ class AccountContract:
     ) -> None:
         await finished(store, "g")
         [first] = await lease(store)
-        for trial_id in ("g.0", "g.1"):
-            await store.delete(trial_id, now=21.0, tombstone_s=0.001)
+        await delete_both(store)
         await store.runs.acknowledge(first.lease_id, now=22.0)
         await asyncio.sleep(0.01)
         await store.expire(now=25.0, retention_s=1e9)
@@ -301,8 +306,7 @@ class AccountContract:
     ) -> None:
         await finished(store, "g")
         [first] = await lease(store)
-        for trial_id in ("g.0", "g.1"):
-            await store.delete(trial_id, now=21.0, tombstone_s=0.001)
+        await delete_both(store)
         await asyncio.sleep(0.01)
         await store.expire(now=25.0, retention_s=1e9)
         await group(store, "g", created_at=30.0)
