@@ -21,9 +21,9 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from steno_rollouts.trials import proc
 from steno_rollouts.trials.confine import Confinement
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
-from steno_rollouts.trials.proc import stat_of
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ class LocalExecutor(Executor):
             if not exited.done():
                 # bwrap, the first one of a confined trial, would end at once, and everything in it without a grace.
                 spared = set() if self._confinement is None else {process.pid}
-                _signal(_members(process.pid) - spared, signal.SIGTERM)
+                # A shell whose child ended before it was told itself would go on to its next line.
+                _signal(_oldest_first(_members(process.pid) - spared), signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._grace_s):
                         await asyncio.shield(exited)
@@ -176,7 +177,7 @@ def _is_there(job: TrialJob) -> bool:
 def _left(leader: int, began: int) -> set[int]:
     """What still runs of the session that this process led. While something does, or while nobody has reaped the process itself,
     its number is not given to another."""
-    now = stat_of(leader)
+    now = proc.stat_of(leader)
     if now and int(now[19]) != began:
         return set()
     return _members(leader, began)
@@ -187,10 +188,15 @@ def _members(session: int, began: int = 0) -> set[int]:
     found = set()
     for name in os.listdir("/proc"):  # noqa: PTH208  # at each trial's end: paths would take longer than all the rest
         if name.isdigit() and _session(int(name)) == session:
-            fields = stat_of(int(name))
+            fields = proc.stat_of(int(name))
             if fields and fields[0] != "Z" and int(fields[19]) >= began:
                 found.add(int(name))
     return found
+
+
+def _oldest_first(pids: Iterable[int]) -> list[int]:
+    """Parents before their children: within one clock tick by their numbers."""
+    return sorted(pids, key=lambda pid: (int(proc.began(pid) or 0), pid))
 
 
 def _session(pid: int) -> int | None:
@@ -203,7 +209,7 @@ def _session(pid: int) -> int | None:
 
 def _started_at(pid: int) -> str:
     """When a process started, in clock ticks since boot: with its number, its identity."""
-    return stat_of(pid)[19]
+    return proc.stat_of(pid)[19]
 
 
 def _forget(note: Path) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,12 @@ def alive(path: Path) -> bool:
         )
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+async def appears(path: Path) -> None:
+    async with asyncio.timeout(60):
+        while not path.exists():
+            await asyncio.sleep(0.02)
 
 
 async def until(path: Path) -> None:
@@ -114,6 +121,27 @@ async def test_at_its_time_limit_a_command_may_clean_up_and_is_then_ended_with_i
     assert ended == Exit(3, timed_out=True)
     assert (folder / "stdout.log").read_text() == "bye\n"
     await gone(folder / "work" / "child.pid")
+
+
+async def test_a_shell_is_told_before_its_children(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its `wait` ends with its child, and it goes on. Of many, since which number came first was up to the numbers."""
+    kill = os.kill
+
+    def slow(pid: int, number: int) -> None:
+        kill(pid, number)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(local.os, "kill", slow)
+    polite = "trap 'echo told; exit 3' TERM; sleep 600 & touch up; wait; echo went on"
+    places = [folder / str(number) for number in range(24)]
+    for place in places:
+        (place / "work").mkdir(parents=True)
+    running = [asyncio.create_task(LocalExecutor(grace_s=60).run(job(place, "sh", "-c", polite))) for place in places]
+    for place, one in zip(places, running, strict=True):
+        await appears(place / "work" / "up")
+        one.cancel()
+    await asyncio.wait(running)
+    assert [(place / "stdout.log").read_text() for place in places] == ["told\n"] * len(places)
 
 
 async def test_a_command_that_ignores_sigterm_is_killed(folder: Path) -> None:
