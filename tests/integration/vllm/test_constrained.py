@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
+from pathlib import Path
 
+import mistral_common
 import pytest
 
 from steno.contracts.chat import Job, ResponseFormat, Sampling
@@ -100,6 +103,41 @@ async def test_the_parser_of_glm_constrains_only_when_told_to(engine_args):
         args = from_fields({**fields, "tool_call_parser": "glm47", "tool_strict_level": level})
         by_level[level] = VllmTokens(args).constrains(Job(tools=TOOLS))
     assert by_level == {"auto": False, "function": True}
+
+
+LONG_CODE = {"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]+$", "maxLength": 4}}}
+
+
+async def test_one_backend_makes_all_grammars_and_says_what_it_can_not_enforce(tokens):
+    """By `auto`, vLLM checks a schema like this with another backend than the engine has, and then does not enforce it, or, where
+    it came first, makes all later grammars with that one: forced tool calls fail there."""
+    for schema in (LONG_CODE, {"type": "array", "items": {"type": "string"}, "uniqueItems": True}):
+        job = Job(response_format=ResponseFormat(type="json_schema", schema=schema), template_kwargs=NOT_THINKING)
+        with pytest.raises(
+            BadRequest, match=r"not supported by xgrammar.*uniqueItems.*a pattern or format beside a length"
+        ):
+            await tokens.check(ask(tokens, "nice", job, **NOT_THINKING), Sampling(max_tokens=4), job)
+
+
+@pytest.mark.parametrize(("asked", "backend"), [({}, "xgrammar"), ({"backend": "guidance"}, "guidance")])
+async def test_a_backend_that_was_asked_for_is_kept(engine_args, asked, backend):
+    fields = {"model": engine_args.engine.model, "dtype": "float32", "max_model_len": 256}
+    made = VllmTokens(from_fields({**fields, "structured_outputs_config": asked}))
+    assert made._config.structured_outputs_config.backend == backend
+
+
+async def test_the_grammars_of_tekken_s_tool_parser_are_guidance_s(engine_args, tmp_path):
+    """They are Lark, which xgrammar does not read."""
+    shutil.copytree(
+        engine_args.engine.model, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*", "*.jinja")
+    )
+    shutil.copy(
+        Path(mistral_common.__file__).parent / "data" / "tekken_240911.json", tmp_path / "model" / "tekken.json"
+    )
+    fields = {"model": str(tmp_path / "model"), "dtype": "float32", "max_model_len": 256, "tokenizer_mode": "mistral"}
+    made = VllmTokens(from_fields({**fields, "tool_call_parser": "mistral"}))
+    assert made._config.structured_outputs_config.backend == "guidance"
+    assert made.constrains(Job(tools=TOOLS, tool_choice="required"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.config import WeightTransferConfig
+from vllm.config import StructuredOutputsConfig, WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs, get_kwargs
 from vllm.entrypoints.launchers.cli_args import BaseFrontendArgs
 from vllm.reasoning import ReasoningParserManager
@@ -84,6 +84,16 @@ class EngineArgs:
             worker_extension_cls=self.engine.worker_extension_cls or EXTENSION,
         )
         return dataclasses.replace(self, engine=engine, chat_template=template)
+
+
+def one_grammar_backend(config: StructuredOutputsConfig, *, tekken: bool) -> None:
+    """In place of `auto`, one backend for all grammars. By `auto` vLLM 0.32 checks each request with the one that suits it, and
+    compiles all with the one that suited its first: forced tool calls fail then, or lengths are not enforced.
+
+    Args: tekken: the tokenizer is Mistral's Tekken, whose tool parser writes Lark, which only guidance reads.
+    """
+    if config.backend == "auto":
+        config.backend = "guidance" if tekken else "xgrammar"
 
 
 FRONTEND = tuple(field.name for field in dataclasses.fields(EngineArgs) if field.name != "engine")

@@ -84,6 +84,10 @@ class VllmFormat:
     def has_reasoning(self) -> bool:
         return self._parser_class is not None and self._parser_class.reasoning_parser_cls is not None
 
+    @property
+    def is_tekken(self) -> bool:
+        return bool(is_mistral_tokenizer(self._tokenizer) and self._tokenizer.is_tekken)
+
     @cached_property
     def digest(self) -> str:
         """Of vocabulary and template, 32 hex digits: for `ModelCard.tokenizer_digest`."""

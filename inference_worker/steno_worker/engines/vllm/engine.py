@@ -35,7 +35,7 @@ from steno.contracts.wire.frames import ModelCard
 from steno_worker.chat.chat_engine import ChatEngine, is_plain
 from steno_worker.engines.grammars import GRAMMARS
 from steno_worker.engines.vllm.adapter import VllmAdapter
-from steno_worker.engines.vllm.args import EngineArgs, parse_args
+from steno_worker.engines.vllm.args import EngineArgs, one_grammar_backend, parse_args
 from steno_worker.engines.vllm.chat_format import VllmFormat, VllmGrammar
 from steno_worker.engines.vllm.load import VllmLoad
 from steno_worker.engines.vllm.params import sampling_params
@@ -52,6 +52,11 @@ FIRST_VERSION = "base/0"
 FULL_S = 0.1
 """How soon a probe is tried again that a full engine has refused (--max-num-queued-reqs, --max-num-queued-tokens)."""
 
+NOT_ENFORCED = (
+    "multipleOf, uniqueItems, contains, an unusual format, a pattern or format beside a length, patternProperties or "
+    "propertyNames beside properties, an allOf of several"
+)
+"""Of JSON schemas, by xgrammar: vLLM's error does not say which."""
 SHUTDOWN_S = 10.0
 """How long the engine's processes may take to end before they are killed."""
 
@@ -97,6 +102,7 @@ class VllmTokens:
         except (ValueError, OSError, TypeError, AssertionError, NotImplementedError) as error:
             raise ConfigError(f"vLLM refuses these arguments: {error}", field="engine_args") from error
         self.format = VllmFormat(self._config, args)
+        one_grammar_backend(self._config.structured_outputs_config, tekken=self.format.is_tekken)
         self.tally = TokenTally()
         self.version = FIRST_VERSION
         self.on_death: Callable[[str], None] | None = None
@@ -209,7 +215,7 @@ class VllmTokens:
                     logger.debug("the probe is tried again: %s", error)
                     await asyncio.sleep(FULL_S)
         except VLLMClientError as error:
-            raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
+            raise _refused(error) from error
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineFailed(f"the engine could not score the probe: {error}") from error
 
@@ -241,7 +247,7 @@ class VllmTokens:
         try:
             llm.input_processor.process_inputs("check", tokens_input(prompt_ids), params, tasks)
         except (VLLMClientError, ValueError, TypeError) as error:
-            raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
+            raise _refused(error) from error
 
     async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         llm = self._running()
@@ -270,7 +276,7 @@ class VllmTokens:
                 self._died("the engine's processes have ended")
                 raise EngineFailed("the engine died") from error
             except VLLMClientError as error:
-                raise BadRequest(str(error), field=getattr(error, "parameter", None)) from error
+                raise _refused(error) from error
             except GracefulHTTPError as error:
                 raise TooManyRequests(str(error)) from error
             except EngineGenerateError as error:
@@ -322,3 +328,10 @@ class VllmTokens:
         logger.error("vLLM is dead: %s", why)
         if self.on_death is not None:
             self.on_death(why)
+
+
+def _refused(error: Exception) -> BadRequest:
+    said = str(error)
+    if "not supported by xgrammar" in said:
+        said += f" Among them: {NOT_ENFORCED}."
+    return BadRequest(said, field=getattr(error, "parameter", None))

@@ -50,15 +50,20 @@ class Bench:
 
     def __init__(self, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.weights = Weights()
-        plain = SimpleNamespace(grammar=lambda job: None, stop_ids=frozenset())
+        plain = SimpleNamespace(grammar=lambda job: None, stop_ids=frozenset(), is_tekken=False)
         monkeypatch.setattr(module, "VllmFormat", lambda *_: plain)
+        monkeypatch.setattr(module, "one_grammar_backend", lambda *_, **__: None)
         monkeypatch.setattr(module, "VllmWeights", lambda *_: self.weights)
         monkeypatch.setattr(module, "VllmLoad", lambda config: None)
         monkeypatch.setattr(module, "sampling_params", lambda *_: None)
         monkeypatch.setattr(module, "steps_of", lambda *_, **__: [])
         monkeypatch.setattr(module, "VersionSpans", lambda *_: SimpleNamespace(sampled=lambda: 0))
         monkeypatch.setattr(module, "tokens_input", lambda ids, cache_salt: cache_salt)
-        config = SimpleNamespace(lora_config=None, model_config=SimpleNamespace(max_model_len=100))
+        config = SimpleNamespace(
+            lora_config=None,
+            model_config=SimpleNamespace(max_model_len=100),
+            structured_outputs_config=None,
+        )
         args = SimpleNamespace(engine=SimpleNamespace(create_engine_config=lambda: config))
         args.checked = lambda: args
         self.engine = module.VllmTokens(args)
