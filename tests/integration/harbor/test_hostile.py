@@ -64,12 +64,9 @@ def test_a_thief_wins_nothing_where_its_verifier_has_a_sandbox_of_its_own(rollou
     rollout.environment = {"SECRET": SECRET, "OPENAI_API_KEY": SECRET, "STENO_ADMIN_KEY": SECRET}
     said = rollout(tasks, "--run", "thief", "--agent", SHELL, "--group-size", "1", command=[])
     rows = {row["task_id"]: row for row in rollout.rows()}
-    assert {name: row["reward"] for name, row in rows.items() if name in ("one", "two")} == {"one": 0.0, "two": 0.0}, (
-        said
-    )
-    assert {name: row["metrics"].get("shared_verifier") for name, row in rows.items()} == {
-        "one": None, "two": None, "linked": 1.0, "inside": 1.0,
-    }  # fmt: skip
+    wanted = {"one": (0.0, None), "two": (0.0, None), "linked": (0.0, 1.0), "inside": (5 / 6, 1.0)}
+    found = {name: (row["reward"], row["metrics"].get("shared_verifier")) for name, row in rows.items()}
+    assert found == wanted, (said, rows)
     assert (rows["two"]["metrics"]["step/first/reward"], rows["two"]["metrics"]["step/second/reward"]) == (0.0, 0.0)
     for seen in (
         said_by(rows["one"]),
@@ -79,7 +76,6 @@ def test_a_thief_wins_nothing_where_its_verifier_has_a_sandbox_of_its_own(rollou
         assert {name: value for name, value in seen.items() if name in ASKED} == ASKED
     won = {name: rows["inside"]["metrics"].get(f"step/{name}/reward") for name in INSIDE}
     assert won == {"quiet": 0.0, "path": 1.0, "python": 1.0, "site": 1.0, "grep": 1.0, "listing": 1.0}
-    assert rows["linked"]["reward"] == 0.0
     assert rollout.left() == [] and os.environ.get("SECRET") is None
 
 

@@ -81,12 +81,14 @@ def asks() -> dict[str, Any]:
     }
 
 
-def daemon(pause: str = "sleep 0.1") -> None:
-    """It says 1 for as long as it lives."""
+def daemon() -> None:
+    """It says 1 for as long as it lives. It writes only where another value stands: Harbor moves what it finds in the folder,
+    and fails where a file is gone meanwhile."""
     new = "/logs/verifier/.new"
     write_one = f"mkdir -p /logs/verifier; echo '{WIN}' >{new}; mv {new} /logs/verifier/reward.json"
-    beat = f"while :; do {write_one}; {pause}; done"
+    unless_one = f"said=; read -r said </logs/verifier/reward.json; case $said in *1.0*) ;; *) {write_one};; esac"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    beat = f"while :; do {unless_one}; sleep 0.1; done"
     subprocess.Popen(["setsid", "sh", "-c", beat], start_new_session=True, **quiet)  # type: ignore[call-overload]
 
 
@@ -103,7 +105,7 @@ def tests() -> None:
 def listing() -> None:
     """Make `cat` show nothing, so that a daemon is not found in lists of processes."""
     write("/bin/cat", "#!/bin/sh\n")
-    daemon("true")
+    daemon()
 
 
 ATTACKS: dict[str, Callable[[], Any]] = {
