@@ -17,6 +17,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from steno.config.keys import ShownKey
 from steno.config.settings import PROXY_HELP, Settings, SettingsConfigDict, proxies_here, proxy_url
+from steno_worker.interfaces import MAX_STREAMS
 
 
 class WorkerSettings(Settings):
@@ -51,11 +52,11 @@ class WorkerSettings(Settings):
     context_tokens: int | None = Field(
         None, ge=1, description="most tokens of prompt and completion together; default: the model's own limit"
     )
-    max_streams: int = Field(
-        64,
+    max_streams: int | None = Field(
+        None,
         ge=1,
         le=65536,
-        description="most generations at once, more wait at the proxy; unset with vLLM: its max_num_seqs",
+        description=f"most generations at once, more wait at the proxy; default: {MAX_STREAMS}; with vLLM its max_num_seqs",
     )
     engine_args: list[str] = Field(
         default_factory=list, description="arguments of the engine, as words: what follows -- on the command line"

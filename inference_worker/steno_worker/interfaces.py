@@ -18,6 +18,9 @@ from steno.contracts.errors import BadRequest, EngineFailed, StenoError
 from steno.contracts.policy import UpdateSpec
 from steno.contracts.wire.frames import Count, Counted, Generate, ModelCard, StreamEvent
 
+MAX_STREAMS = 64
+"""Generations at once, where neither the settings nor the engine say."""
+
 
 @dataclass(slots=True)
 class TokenStep:

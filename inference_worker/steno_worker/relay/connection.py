@@ -38,7 +38,7 @@ from steno.contracts.wire.packets import CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR,
 from steno.contracts.wire.peer import HANDSHAKE_S, ChannelLost, DropSocket, Event, PeerState, PeerUp
 from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings, dial_url
-from steno_worker.interfaces import Engine
+from steno_worker.interfaces import MAX_STREAMS, Engine
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.relay.generations import Generations
 from steno_worker.relay.outlet import ChannelOutlet
@@ -370,8 +370,7 @@ class ProxyConnection:
 
     def _max_streams(self) -> int:
         """What the settings say, or where they say nothing, the engine (vLLM has a bound of its own)."""
-        own = getattr(self._engine, "max_streams", None)
-        return self._settings.max_streams if own is None or "max_streams" in self._settings.model_fields_set else own
+        return self._settings.max_streams or getattr(self._engine, "max_streams", None) or MAX_STREAMS
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -116,3 +116,20 @@ async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_befor
     await one.leave("shutdown", "")
     await one.run()
     await updates.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "engines", "told"), [(None, None, 64), (None, 500, 500), (64, 500, 64), (8, None, 8)]
+)
+async def test_how_many_streams_a_worker_offers(given: int | None, engines: int | None, told: int) -> None:
+    engine = CountingEngine()
+    if engines is not None:
+        engine.max_streams = engines  # type: ignore[attr-defined]
+    metrics = WorkerMetrics(CollectorRegistry())
+    updates = UpdateRunner(engine, metrics, announce=lambda: None)
+    one = ProxyConnection(
+        "ws://127.0.0.1:1", WorkerSettings(worker_id="w", max_streams=given), boot_id=uuid.uuid4().hex, engine=engine,
+        updates=updates, metrics=metrics, on_engine_death=lambda reason: None,
+    )  # fmt: skip
+    assert one._hello().max_streams == told
+    await updates.close()

@@ -18,7 +18,7 @@ from steno.contracts.chat import Job
 from steno.contracts.errors import ConfigError, EngineFailed
 from steno.contracts.wire.frames import Count, Counted, Generate, ModelCard, StreamEvent
 from steno_worker.engines.options import engine_options
-from steno_worker.interfaces import Engine, TokenTally
+from steno_worker.interfaces import MAX_STREAMS, Engine, TokenTally
 from steno_worker.weights.fixed import FixedWeights
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class LiteLLMSettings(Protocol):
     api_key: SecretStr | None
     policy: str
     context_tokens: int | None
-    max_streams: int
+    max_streams: int | None
     engine_args: Sequence[str]
 
 
@@ -82,7 +82,7 @@ def text_engine(settings: LiteLLMSettings, timeout_s: float, images: bool | None
         policy=settings.policy,
         context_tokens=settings.context_tokens,
         timeout_s=timeout_s,
-        max_streams=settings.max_streams,
+        max_streams=settings.max_streams or MAX_STREAMS,
         images=images,
     )
 
@@ -102,7 +102,7 @@ def exact_engine(settings: LiteLLMSettings, timeout_s: float) -> Engine:
         (settings.model or "").removeprefix(VLLM),
         policy=settings.policy,
         context_tokens=settings.context_tokens,
-        max_streams=settings.max_streams,
+        max_streams=settings.max_streams or MAX_STREAMS,
     )
 
 

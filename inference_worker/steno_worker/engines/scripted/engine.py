@@ -51,7 +51,6 @@ class ScriptedSettings(Protocol):
     model: Any
     script: str | None
     policy: str
-    max_streams: int
     context_tokens: int | None
     engine_args: Any
 

@@ -27,7 +27,7 @@ from steno_worker.engines.transformers import grammar
 from steno_worker.engines.transformers.batch import RunningBatch, Sequence
 from steno_worker.engines.transformers.batch_thread import BatchThread, Steps
 from steno_worker.engines.transformers.sampler import SamplerRow
-from steno_worker.interfaces import Engine, StagedUpdate, TokenStep, TokenTally
+from steno_worker.interfaces import MAX_STREAMS, Engine, StagedUpdate, TokenStep, TokenTally
 from steno_worker.weights.adapter import AdapterBase, read_adapter
 from steno_worker.weights.tensors import TensorPlace, check_fits, places_in, places_of, read_tensors
 from steno_worker.weights.threads import in_time
@@ -50,7 +50,7 @@ class TransformersSettings(Protocol):
 
     model: Any
     policy: str
-    max_streams: int
+    max_streams: int | None
     context_tokens: int | None
     engine_args: Any
 
@@ -70,7 +70,7 @@ def build(settings: TransformersSettings) -> Engine:
     tokens = TransformersEngine(
         directory,
         stop_ids=chat.stop_ids,
-        max_streams=settings.max_streams,
+        max_streams=settings.max_streams or MAX_STREAMS,
         context_tokens=context,
         policy=settings.policy,
         tokenizer_digest=chat.digest,

@@ -69,6 +69,12 @@ def test_a_list_is_repeated_and_what_follows_two_dashes_goes_to_the_engine() -> 
     assert values["engine_args"] == ["--max-num-seqs", "4"]
 
 
+def test_what_is_left_to_the_engine_is_printed_as_left_to_it() -> None:
+    """A 64 in the printed file would bind vLLM, which runs as many as its max_num_seqs says."""
+    assert printed("worker", "--engine", "vllm", "--model", "m")["max_streams"] is None
+    assert printed("worker", "--max-streams", "64")["max_streams"] == 64
+
+
 def test_print_config_says_where_values_come_from_and_is_a_config_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
