@@ -384,16 +384,16 @@ class Loop:
         """Not longer than workers have to load it. The time in which it is uploaded to an object store does not count."""
         patience_s = self._settings.push_deadline_s + SETTLING_S
         started = said = seen = time.monotonic()
-        waited_s = 0.0
+        waited_s, uploading = 0.0, publication.uploading
         while not publication.settled and waited_s < patience_s:
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
-            if not publication.uploading:
+            if not uploading:  # at the last look either: this process may have stood still since
                 waited_s += now - seen
             elif now - said >= patience_s:
                 said = now
                 logger.warning("weights: %s is still being uploaded after %.0f s", publication.version, now - started)
-            seen = now
+            seen, uploading = now, publication.uploading
 
     async def _pushed_or_named(self) -> None:
         if self._pushing is not None:
