@@ -111,4 +111,6 @@ def _trim(path: Path) -> None:
     """Take off a last line that a kill cut off: with more after it, it would be a broken line in the middle."""
     if path.exists():
         with path.open("r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
+            text = file.read()
+            if not text.endswith(b"\n"):  # else another launcher's line may have come since
+                file.truncate(text.rfind(b"\n") + 1)

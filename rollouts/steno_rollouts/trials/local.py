@@ -84,7 +84,7 @@ class LocalExecutor(Executor):
                 # bwrap, the first one of a confined trial, would end at once, and everything in it without a grace.
                 spared = set() if self._confinement is None else {process.pid}
                 # A shell whose child ended before it was told itself would go on to its next line.
-                _signal(_oldest_first(_members(process.pid) - spared), signal.SIGTERM)
+                _signal(_parents_first(_members(process.pid) - spared), signal.SIGTERM)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._grace_s):
                         await asyncio.shield(exited)
@@ -194,9 +194,17 @@ def _members(session: int, began: int = 0) -> set[int]:
     return found
 
 
-def _oldest_first(pids: Iterable[int]) -> list[int]:
-    """Parents before their children: within one clock tick by their numbers."""
-    return sorted(pids, key=lambda pid: (int(proc.began(pid) or 0), pid))
+def _parents_first(pids: Iterable[int]) -> list[int]:
+    """By who started whom: numbers begin anew after the highest one, and many start within one clock tick."""
+    parents = {pid: int(fields[1]) for pid in pids if (fields := proc.stat_of(pid))}
+
+    def depth(pid: int) -> int:
+        found = 0
+        while (pid := parents.get(pid, 0)) in parents and found < len(parents):
+            found += 1
+        return found
+
+    return sorted(parents, key=depth)
 
 
 def _session(pid: int) -> int | None:

@@ -65,6 +65,8 @@ RESERVED = (PurePosixPath("/"), TESTS, REWARDS, INSIDE)
 _ABSENT = re.compile("no such file|could not (be found|find)", re.IGNORECASE)
 READY_S = 60.0
 """For the forwarder to listen."""
+AGAIN_S = 1.0
+"""For a container that was stopped to end, before it is told so again."""
 _OF_AGENTS = frozenset(name for name in VARIABLES if name.endswith(("_API_KEY", "_BASE_URL")))
 """What a verifier is not given."""
 
@@ -284,6 +286,11 @@ class ContainerExecutor(Executor):
         except TimeoutError:
             timed_out = True
             state = await self._stopped(container.name)
+            while attached.returncode is None:  # one that had not started yet when it was told to stop runs on
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(attached.wait(), AGAIN_S)
+                    break
+                state = await self._stopped(container.name)
         except asyncio.CancelledError:
             with contextlib.suppress(EngineError):  # its removal ends it
                 await self._stopped(container.name)

@@ -104,7 +104,7 @@ async def test_what_a_command_leaves_behind_in_another_process_group_is_ended_wi
 
 
 async def test_at_its_time_limit_other_process_groups_may_clean_up_as_well(folder: Path) -> None:
-    agent = "trap 'echo bye; exit' TERM; echo $$ > child.pid; while :; do sleep 0.05; done"
+    agent = "trap 'trap \"\" TERM; echo bye; exit' TERM; echo $$ > child.pid; while :; do sleep 0.05; done"
     shell = 'trap "wait; exit 3" TERM; timeout 600 sh -c "$AGENT" & wait'
     work = dataclasses.replace(job(folder, "sh", "-c", shell), environment={"PATH": os.environ["PATH"], "AGENT": agent})
     running = asyncio.create_task(LocalExecutor(grace_s=30).run(work))
@@ -202,7 +202,6 @@ async def test_what_killed_rollouts_left_running_is_ended(folder: Path, child: s
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
 async def test_what_is_left_and_can_not_be_ended_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another user: `sudo` in a command, say."""
-    monkeypatch.setattr(local, "ROUNDS", 3)
     await killed_rollouts(folder, "sleep 600 & echo $! > child.pid; echo $$ > own.pid; wait")
     pids = sorted(int((folder / "work" / f"{name}.pid").read_text()) for name in ("own", "child"))
 
@@ -210,7 +209,9 @@ async def test_what_is_left_and_can_not_be_ended_is_named(folder: Path, monkeypa
         with pytest.raises(CannotStart, match=f"processes {pids[0]}, {pids[1]}, left by rollouts that were killed"):
             asyncio.run(asyncio.wait_for(LocalExecutor().clear(Path()), 60))
 
-    await asyncio.to_thread(as_nobody, work, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "ROUNDS", 3)
+        await asyncio.to_thread(as_nobody, work, folder)
     assert (folder / "pid").exists()
     await LocalExecutor().clear(folder)
 
