@@ -35,7 +35,7 @@ from typing import Any
 import httpx
 
 from benchmarks.report import describe_machine
-from benchmarks.targets import CORES, ROOT, Launcher, free_port, process_cpu_s
+from benchmarks.targets import CORES, ROOT, Launcher, process_cpu_s
 from steno.client.client import AsyncSteno
 from steno.contracts.rest import GroupTrials
 from steno_rollouts.groups.admission import Admission
@@ -46,6 +46,7 @@ from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
 from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner
+from tests.support.programs.ports import free_port
 
 SCALE = 100.0
 REPORT = {"sequential_s": 7695.0, "parallel_s": 525.0, "training_s": 144.0}

@@ -36,7 +36,8 @@ from typing import Any
 
 from benchmarks.report import describe_machine
 from benchmarks.rollouts_stack import IMAGE, KEY, NULL, engine, own_address, ray, stack, upstream
-from benchmarks.targets import ROOT, Running, free_port
+from benchmarks.targets import ROOT, Running
+from tests.support.programs.ports import free_port
 from tests.support.sources import SOURCES
 
 GROUP = 4
@@ -80,6 +81,7 @@ class Watched:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(words, stdout=log, stderr=log, cwd=ROOT, env={**os.environ, **variables})
         self.rss_bytes = 0
+        self._cpu_s = 0.0, 0.0
 
     def __enter__(self) -> Watched:
         return self
@@ -102,12 +104,16 @@ class Watched:
         return self.look()
 
     def look(self) -> tuple[float, float, float, float]:
+        """Of a launcher that has ended: what was seen last."""
+        if self._process.returncode is not None:
+            return time.monotonic(), *self._cpu_s, self._running.cpu_s()
         folder = Path(f"/proc/{self._process.pid}")
         fields = [int(one) for one in (folder / "stat").read_text().rpartition(")")[2].split()[11:15]]
         for line in (folder / "status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 self.rss_bytes = max(self.rss_bytes, int(line.split()[1]) * 1024)
-        return time.monotonic(), sum(fields[:2]) / TICKS, sum(fields) / TICKS, self._running.cpu_s()
+        self._cpu_s = sum(fields[:2]) / TICKS, sum(fields) / TICKS
+        return time.monotonic(), *self._cpu_s, self._running.cpu_s()
 
 
 @dataclass
@@ -147,7 +153,7 @@ class Bench:
         words = [python, "-m", "steno", "rollout", "--proxy", proxy, *words]
         given = {"STENO_ROLLOUT_KEY": KEY, "PYTHONPATH": SOURCES}  # Ray's python has none of this checkout
         with Watched(words, folder, self.running, given) as launcher:
-            began = launcher.until(lambda: _begun(folder / "work"))
+            began = launcher.until(lambda: _begun(folder / "work") or _lines(results) > 0)
             found: dict[str, Any] = {}
             if case.held:
                 launched = launcher.until(lambda: _lines(started) >= case.trials)

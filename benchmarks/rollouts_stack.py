@@ -15,9 +15,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.targets import LOAD_CORE, PROXY_CORE, ROOT, Launcher, Running, free_port
+from benchmarks.targets import LOAD_CORE, PROXY_CORE, ROOT, Launcher, Running
 from tests.support.machine import agents_image, tiny_image
 from tests.support.machine.engine_storage import own_storage
+from tests.support.programs.ports import free_port
 from tests.support.sources import SOURCES
 
 KEY = "key-of-the-benchmark"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,16 +19,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from tests.support.programs.ports import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
 CORES = [str(core) for core in sorted(os.sched_getaffinity(0))]
 PROXY_CORE, LOAD_CORE = CORES[0], CORES[-1]
 PEERS = ("rllm-model-gateway==0.1.0", "litellm[proxy]==1.106.2", "smg==1.13.0", "aiohttp==3.14.5", "uvloop==0.23.0")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def peers_environment(cache: Path) -> Path:
