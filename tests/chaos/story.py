@@ -78,6 +78,7 @@ class Story:
     def __init__(self, deployment: Deployment, schedule: Schedule, versions: list[str], *, name: str) -> None:
         self._deployment = deployment
         self._schedule = schedule
+        self._posting = asyncio.Lock()  # one after the other: the weights posted last are the newest
         self._versions = versions
         self._run_id = name
         self.verdict = Verdict(schedule.seed)
@@ -143,6 +144,10 @@ class Story:
         self.verdict.counts[fault.kind] += 1
 
     async def _update(self, policy: str) -> None:
+        async with self._posting:
+            await self._post_update(policy)
+
+    async def _post_update(self, policy: str) -> None:
         step, lineage = len(self._versions), LINEAGES[policy]
         self._versions.append(f"{lineage}/{step}")
         folder = self._deployment.folder / "weights" / str(step)

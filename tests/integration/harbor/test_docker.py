@@ -62,7 +62,7 @@ def test_trials_are_held_back_and_verified_apart_and_killed_ones_are_cleaned_up_
     tasks = docker.task("t", STEPS, files)
     options = ("--run", "docker", "--agent", AGENT_CLASS, "--allow-only-proxy", "--group-size", "2", "--sequential")
     with docker.start(tasks, *options, "--keep", "all", command=[]) as process:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 900
         while not any(each.counts.turns for each in sessions("docker").values()):
             assert time.monotonic() < until and process.poll() is None, process.communicate()
             time.sleep(0.1)

@@ -150,7 +150,7 @@ def test_rollouts_that_were_ended_leave_no_sandbox_and_nothing_runs_twice(rollou
     def ended(trial: int, *signals: signal.Signals) -> tuple[int, str]:
         """Rollouts that are told so in the middle of this trial: their exit code, and what they said."""
         with rollout.start(tasks, *options, command=[]) as process:
-            until = time.monotonic() + 240
+            until = time.monotonic() + 900
             while not any(
                 name.endswith(f".{trial}") and found.counts.turns for name, found in sessions("ended").items()
             ):
@@ -159,7 +159,7 @@ def test_rollouts_that_were_ended_leave_no_sandbox_and_nothing_runs_twice(rollou
             for each in signals:
                 process.send_signal(each)
                 time.sleep(0.5)  # two at a time are one
-            _, said = process.communicate(timeout=120)
+            _, said = process.communicate(timeout=600)
             return process.returncode, said
 
     assert ended(0, signal.SIGKILL)[0] == -signal.SIGKILL

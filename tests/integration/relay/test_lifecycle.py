@@ -37,6 +37,8 @@ async def test_a_worker_told_to_stop_takes_no_new_turns_and_finishes_what_it_has
 
 
 async def test_what_is_not_finished_in_time_fails_with_what_was_made(caplog: pytest.LogCaptureFixture) -> None:
+    gc.collect()  # what other tests have left
+    caplog.clear()
     async with relay() as running:
         worker = await running.worker(CountingEngine(pace_s=0.005), drain_s=0.1)
         stream = running.open(100_000)

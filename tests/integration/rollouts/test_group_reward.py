@@ -242,12 +242,12 @@ async def test_without_a_name_nobody_goes_on_with_a_run_so_that_its_groups_wait_
 
 
 async def launched(
-    stack: Stack, folder: Path, client: Steno, run: str, stand: Stand, name: str, **settings: Any
+    stack: Stack, folder: Path, client: Steno, run: str, stand: Stand, name: str, ttl_s: float = 60.0, **settings: Any
 ) -> list[TrialResult]:
-    """With the run's key, which is what most have."""
+    """With the run's key, which is what most have. ttl_s: of its claims, which nobody is to lose where it is long."""
     found = scored(stack, folder, run, key=client.run_key(run), **settings)
     async with found.client() as client:
-        claims = Claims(client, Launcher(f"{name}-host", 1, "1"), 3.0)
+        claims = Claims(client, Launcher(f"{name}-host", 1, "1"), ttl_s)
         return await found.rollouts(client, executor=stand, claims=claims).run(epochs(found.tasks, 1))
 
 
@@ -274,7 +274,7 @@ async def test_a_launcher_that_has_gone_while_it_scored_is_taken_over_from(
 ) -> None:
     run = "gone-judge"
     (folder / "hold").touch()
-    gone = asyncio.create_task(launched(stack, folder, client, run, Stand(), "a"))
+    gone = asyncio.create_task(launched(stack, folder, client, run, Stand(), "a", ttl_s=3.0))
     await until(lambda: len(told(folder)) == 1)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -208,8 +208,9 @@ async def test_a_launcher_joins_a_group_that_another_one_registered_before_it(
     full = asyncio.Event()
 
     async def in_hand() -> int:
-        """As the other launcher sees it, which looks a moment after this one has registered the group."""
+        """As the other launcher sees it: it looks once this one has the group, and its first trial a turn."""
         full.set()
+        await until(lambda: any(session.counts.turns for session in sessions(run)))
         return 1
 
     two = asyncio.create_task(launched(stack, tmp_path / "b", run, stand, Claims, in_hand=in_hand, **bound))
@@ -224,14 +225,14 @@ async def test_a_launcher_joins_a_group_that_another_one_registered_before_it(
 
 
 async def test_one_failure_stops_no_launcher_of_a_run_in_which_others_have_had_turns(
-    stack: Stack, tmp_path: Path
+    stack: Stack, tmp_path: Path, sessions: Sessions
 ) -> None:
     """The first trial that it comes to is the last that may begin, and fails."""
     run, gate = "elsewhere", asyncio.Event()
     bound = {"tasks": 2, "groups_per_step": 1, "max_staleness_steps": 0, "stop_after_failures": 5}
     stuck = Stuck(gate=gate)
     one = asyncio.create_task(launched(stack, tmp_path / "a", run, stuck, Claims, in_flight=1, **bound))
-    await until(lambda: len(stuck.started) == 1)
+    await until(lambda: len(stuck.started) == 1 and any(session.counts.turns for session in sessions(run)))
     failing = Stand(exits=lambda trial, attempt: Exit(int(trial.endswith(".1") and "t0" in trial)))
     two = asyncio.create_task(launched(stack, tmp_path / "b", run, failing, Claims, **bound))
     await until(lambda: bool(failing.started))

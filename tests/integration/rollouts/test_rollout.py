@@ -289,7 +289,12 @@ def test_a_killed_rollout_goes_on_and_what_it_left_running_is_ended(rollout: Rol
     work = rollout.folder / "work"
     with rollout.start(tasks, *options, command=python(code)) as process:
         try:
-            _until(lambda: len(list(work.glob("*/own.pid"))) == 2 and len(list(work.glob("*/asked"))) == 1)
+            _until(
+                lambda: (
+                    len([path for path in work.glob("*/own.pid") if path.read_text()]) == 2
+                    and len(list(work.glob("*/asked"))) == 1
+                )
+            )
         finally:
             process.kill()
     left = [int(path.read_text()) for path in work.glob("*/own.pid")]

@@ -119,7 +119,7 @@ async def test_each_launcher_stops_what_it_runs_itself(stack: Stack, tmp_path: P
 
 async def _as(name: str, found: Any, stand: Stand) -> list[Any]:
     async with found.client() as client:
-        claims = Claims(client, Launcher(f"{name}-host", 1, "1"), ttl_s=3.0)
+        claims = Claims(client, Launcher(f"{name}-host", 1, "1"))
         return await found.rollouts(client, executor=stand, claims=claims).run(epochs(found.tasks, 1))
 
 

@@ -62,4 +62,6 @@ def in_front(behind: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="session")
 def front(in_front: Callable[..., Stack]) -> Stack:
     """The upstream as an OpenAI-compatible one."""
-    return in_front("openai/up", "/behind/v1")
+    stack = in_front("openai/up", "/behind/v1")
+    ask(stack, "warm", "hello")  # the upstream has the session from now on whose turns tests count
+    return stack

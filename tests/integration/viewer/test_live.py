@@ -235,15 +235,15 @@ async def test_a_look_that_is_never_answered_is_told_of_too(proxy: Proxy, browse
         page = looker.page
         await page.clock.install()
         await looker.go("workers", "article.worker")
-        silence = asyncio.Event()
+        asked, silence = asyncio.Event(), asyncio.Event()
 
         async def silent(route: Any) -> None:
+            asked.set()
             await silence.wait()
             await route.continue_()
 
         await page.route("**/workers", silent)
-        async with page.expect_request("**/workers"):
-            pass
+        await asked.wait()
         assert await page.text_content("#away") == ""
         await page.clock.fast_forward(15_000)
         await page.wait_for_selector("#away >> text=does not answer. Shown as of")

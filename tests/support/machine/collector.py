@@ -36,9 +36,10 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                collector.take(self.path, dict(self.headers.items()), body)
+                status = collector.status  # one for both: what is answered 200 was taken
+                collector.take(self.path, dict(self.headers.items()), body, status)
                 said = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(collector.status)
+                self.send_response(status)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", str(len(said)))
                 self.end_headers()
@@ -57,10 +58,10 @@ class Collector:
         self._server.server_close()
         self._thread.join()
 
-    def take(self, path: str, headers: dict[str, str], body: bytes) -> None:
+    def take(self, path: str, headers: dict[str, str], body: bytes, status: int) -> None:
         lower = {name.lower(): value for name, value in headers.items()}
         self.headers.append(lower | {":path": path})
-        if self.status != 200:
+        if status != 200:
             return
         raw = gzip.decompress(body) if lower.get("content-encoding") == "gzip" else body
         for of_resource in ExportTraceServiceRequest.FromString(raw).resource_spans:

@@ -145,7 +145,7 @@ class RedisSentinel:
     def __init__(
         self, primary_port: int, *, service: str = "steno", quorum: int = 2, down_after_s: float = 1.0
     ) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="steno-sentinel-")
+        self._directory = tempfile.TemporaryDirectory(prefix="steno-sentinel-", dir=_memory())
         self.port = free_port()
         config = Path(self._directory.name) / "sentinel.conf"
         config.write_text(

@@ -133,8 +133,8 @@ class ParrotEngine:
                 logprobs = b"" if say.no_logprobs else floats_to_bytes([logprob])
                 yield Delta(request.stream, ids_to_bytes(ids), logprobs, say.versions(i), tokens=tokens, **step)
             reason = say.finish or ("length" if limit < len(steps) else "tool_calls" if say.calls else "stop")
+            ended = True  # the worker reads no further than a Finish
             yield Finish(request.stream, reason, min(limit, len(steps)) - begun + say.lie, say.stop)  # type: ignore[arg-type]
-            ended = True
         finally:
             if not ended:
                 self.cancelled.append(request.turn_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import multiprocessing
 import threading
 from collections.abc import Iterator
@@ -54,6 +55,14 @@ def server() -> Iterator[CountingServer]:
         yield found
         found.shutdown()
         thread.join()
+
+
+@pytest.fixture(autouse=True)
+def kept_however_slow_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx closes a connection that was idle for 5 s; a fork may take that long."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
+    monkeypatch.setattr("steno.client.client.NO_BOUND", limits)
+    monkeypatch.setattr(httpx, "Client", functools.partial(httpx.Client, limits=limits))
 
 
 def ask(client: Client, trial_id: str) -> None:

@@ -66,8 +66,8 @@ def test_so_many_run_at_a_time_and_what_each_said_stands_together(tmp_path: Path
 def test_once_a_section_has_failed_none_begins_and_its_words_come_last(tmp_path: Path, failing: str) -> None:
     other = {"one": "two", "two": "one"}[failing]
     sections = {
-        failing: 'echo before; sh -c "exit 7"',
-        other: 'until ls "$TMPDIR"/*/*/failed; do sleep 0.05; done 2>/dev/null; echo went on',
+        failing: 'until [ -e "$SHARED/other" ]; do sleep 0.05; done; echo before; sh -c "exit 7"',
+        other: 'touch "$SHARED/other"; until ls "$TMPDIR"/*/*/failed; do sleep 0.05; done 2>/dev/null; echo went on',
         "three": "echo three ended",
     }
     code, said = at_a_time(tmp_path, sections, 2, "one", "two", "three")

@@ -79,7 +79,7 @@ async def test_a_text_is_found_in_what_was_said_to_and_by_the_policy(proxy: Prox
     assert await found(proxy, text="reasoning") == [], "names of fields are not what was said"
 
 
-async def test_what_was_said_in_archived_sessions_is_found_too(tmp_path: Path) -> None:
+async def test_what_was_said_in_archived_sessions_is_found_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = RedisServer()
     try:
         async with running(worker=False, redis_url=server.url, archive=str(tmp_path)) as proxy:
@@ -101,6 +101,7 @@ async def test_what_was_said_in_archived_sessions_is_found_too(tmp_path: Path) -
             for path in tmp_path.rglob("*"):
                 if path.is_file():
                     path.write_bytes(b"spoilt")
+            monkeypatch.setattr(search, "LOOK_S", 60.0)
             page = (await proxy.http.get("/ui/sessions", params={"text": "def rule_7(tokens)"})).json()
             assert [session["trial_id"] for session in page["items"]] == ["by-hand"] and page["unreadable"] == ["old"]
     finally:

@@ -74,6 +74,7 @@ async def test_a_redis_that_fills_takes_no_new_trials_and_those_that_run_go_on(
     await proxy.steno.register("old")
     await proxy.steno.create_group(GroupSpec(group_id="g", size=1))
     with server.client() as client:
+        client.set("ballast", bytes(8 << 20))  # beside it, buffers of connections, which come and go, are nothing
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.85))
         try:
             capacity = proxy.app.state.services.capacity
@@ -90,3 +91,4 @@ async def test_a_redis_that_fills_takes_no_new_trials_and_those_that_run_go_on(
             assert float(metric.partition("\nsteno_proxy_store_fullness_ratio ")[2].split()[0]) > 0.7
         finally:
             client.config_set("maxmemory", 0)
+            client.delete("ballast")

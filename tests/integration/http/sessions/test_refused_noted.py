@@ -11,6 +11,7 @@ from rich.console import Console
 
 from steno.contracts.notes import Notes
 from steno_cli.terminal.tree import headline
+from steno_proxy.session_cache import note_writer
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.workers.parrot import ParrotEngine
@@ -26,8 +27,11 @@ async def noted(proxy: Proxy, trial_id: str, **counts: int) -> Notes:
             await asyncio.sleep(0.1)
 
 
-async def test_what_was_refused_is_seen_on_the_session(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_was_refused_is_seen_on_the_session(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(note_writer, "EVERY_S", 3600.0)  # all in one round: each logs the first of its kind
     async with running(ParrotEngine(), admin_key="admin") as proxy:
         await proxy.steno.register("t")
         await proxy.http.post("/sessions/limited", json={"limits": {"max_turns": 1}})
@@ -39,6 +43,7 @@ async def test_what_was_refused_is_seen_on_the_session(caplog: pytest.LogCapture
         assert (await proxy.chat("limited", "y")).status_code == 403
         wrong: dict[str, Any] = {"headers": {"authorization": "Bearer wrong"}, "json": {"messages": []}}
         assert (await proxy.http.post("/t/v1/chat/completions", **wrong)).status_code == 403
+        await proxy.app.turns["POST", "/v1/chat/completions"]._note_writer.flush()
         [note] = (await noted(proxy, "t", invalid_request=3)).newest
         assert note.times == 3 and "temperature" in note.text
         [spent] = (await noted(proxy, "limited", budget_spent=1)).newest

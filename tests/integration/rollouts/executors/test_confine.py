@@ -196,7 +196,7 @@ async def test_a_confined_command_in_another_process_group_may_clean_up(
     folder: Path, executor: Callable[[float], LocalExecutor]
 ) -> None:
     """`timeout` makes one, and is the session's leader here no more than any other command."""
-    agent = "trap 'echo bye; exit' TERM; touch up; while :; do sleep 0.05; done"
+    agent = "trap 'trap \"\" TERM; echo bye; exit' TERM; touch up; while :; do sleep 0.05; done"
     running = asyncio.create_task(executor(30.0).run(job(folder, "timeout", "600", "sh", "-c", agent)))
     async with asyncio.timeout(60):
         while not (folder / "work" / "up").exists():

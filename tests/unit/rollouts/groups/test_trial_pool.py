@@ -131,7 +131,7 @@ async def test_a_spare_trial_that_had_no_turn_says_nothing_of_those_that_failed(
         return EndReason.SPARE
 
     attempts.plays |= {"g.0": fails, "g.1": is_stopped, "g.2": fails}
-    async with asyncio.timeout(10), pool.open():
+    async with asyncio.timeout(60), pool.open():
         await _begin_all(pool, found)
     assert first.stopped is not None and told(pool) == [("g.1", "spare")]
 
@@ -141,7 +141,7 @@ async def test_one_that_was_lost_while_it_was_given_up_is_waited_for() -> None:
     first.proven = True
 
     attempts.plays["g.0"] = fails
-    async with asyncio.timeout(10), pool.open():
+    async with asyncio.timeout(60), pool.open():
         await pool.begin(found[0])
         await until(lambda: first.in_a_row == 1)
         proxy.others = {"g.0"}  # another launcher took it over
@@ -165,7 +165,7 @@ async def test_one_that_another_launcher_takes_over_and_leaves_again_is_run_agai
         going.set()
 
     attempts.plays["g.0"] = hangs_once
-    async with asyncio.timeout(10), pool.open():
+    async with asyncio.timeout(60), pool.open():
         await pool.begin(one)
         await until(lambda: attempts.begun == ["g.0"])
         proxy.others = {"g.0"}
@@ -180,7 +180,7 @@ async def test_one_that_another_launcher_takes_over_and_leaves_again_is_run_agai
 
 async def test_the_first_trial_lost_before_its_first_step_lets_the_next_one_begin() -> None:
     pool, proxy, attempts, found, first = made(2, stop_after_failures=5)
-    async with asyncio.timeout(10), pool.open():
+    async with asyncio.timeout(60), pool.open():
         lost = await pool.begin(found[0])
         proxy.others = {"g.0"}
         proxy.lost("g.0")
@@ -201,7 +201,7 @@ async def test_trials_that_others_ended_make_one_that_waits_for_a_place_a_spare_
         await gate.wait()
 
     attempts.plays["g.0"] = waits
-    async with asyncio.timeout(10), pool.open():
+    async with asyncio.timeout(60), pool.open():
         beginning = asyncio.create_task(_begin_all(pool, found))
         await until(lambda: attempts.begun == ["g.0"])
         proxy.trials["g.1"] = session("g.1", "completed")
@@ -227,7 +227,7 @@ async def test_one_that_is_not_needed_is_ended_once_its_launcher_has_gone_though
 
     proxy.others = {"g.0"}
     attempts.plays["g.2"] = waits
-    async with asyncio.timeout(10), pool.open():
+    async with asyncio.timeout(60), pool.open():
         for one in found[:2]:
             await pool.begin(one)
         await until(lambda: told(pool) == [("g.1", "completed")])

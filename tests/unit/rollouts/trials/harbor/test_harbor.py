@@ -29,6 +29,7 @@ from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
 from steno_rollouts.trials.harbor.task_steps import NotTold, TaskSteps
 from steno_rollouts.trials.play import Assignment, ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner
+from tests.support.clock import ClockAhead
 
 RAN = {"started_at": "2026-11-23T12:00:00Z"}
 URL = "http://proxy:8000/steno/g.0"
@@ -147,12 +148,15 @@ async def test_what_runs_is_ended_where_the_proxy_can_not_be_told_of_a_step(
 ) -> None:
     """Its turns would be named after the step before."""
     monkeypatch.setattr(task_steps, "RETRY_S", 0.0)
-    monkeypatch.setattr(task_steps, "PATIENCE_S", 0.05)
+    clock = ClockAhead()
+    monkeypatch.setattr(task_steps, "time", clock)
     asked = 0
 
     async def begin(name: str) -> None:
         nonlocal asked
         asked += 1
+        if asked == 2:
+            clock.by_s = 1000.0
         raise error
 
     ended = False
@@ -246,6 +250,7 @@ async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
         for session in sessions.values():
             trial = Trial(session=session, urls=dict(ADDRESSES.urls))
             running.create_task(runner.run(Assignment(trial, task, "epoch-0"), results.append))
+    results.sort(key=lambda result: result.trial_id)
     assert [(result.trial_id, result.end_reason, result.reward) for result in results] == [
         ("g.0", reason, None), ("g.1", "completed", 0.5),
     ]  # fmt: skip
