@@ -22,6 +22,7 @@ from steno_rollouts.config import RolloutSettings
 from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.containers import engine as engines
+from steno_rollouts.trials.containers import executor as executors
 from steno_rollouts.trials.containers.engine import (
     MOST_SAID,
     Container,
@@ -217,6 +218,45 @@ async def test_a_trial_whose_container_runs_on_is_not_scored(tmp_path: Path) -> 
     played = executor(Played("docker", False, there=["pull"], runs=True))
     ended = await played.run(job(tmp_path, timeout_s=0.01))
     assert ended == Exit(None, error="container steno-g.0-agent was stopped, and runs on")
+
+
+@dataclass(frozen=True)
+class Late(Refusing):
+    """Of which a container starts once it has been told to stop, and ends when it is told so again."""
+
+    stops: list[asyncio.Event] = field(default_factory=list)
+
+    async def run(self, *words: str, **more: Any) -> str:
+        await super().run(*words, **more)
+        if words[0] == "stop":
+            self.stops.append(asyncio.Event())
+            self.stops[-1].set()
+        began = "2026-11-23T09:14:39.017904321Z" if len(self.stops) > 1 else "0001-01-01T00:00:00Z"
+        state = {"Running": False, "ExitCode": 143, "StartedAt": began}
+        return {"image": json.dumps([{"Id": "sha256:1", "Config": {}}]), "inspect": json.dumps(state), "ps": "1"}.get(
+            words[0], "[]"
+        )
+
+    async def attach(self, name: str, stdout: Path, stderr: Path) -> Any:
+        found = SimpleNamespace(returncode=None)
+
+        async def wait() -> None:
+            while len(self.stops) < 2:
+                await asyncio.sleep(0.01)
+            found.returncode = 143
+
+        found.wait = wait
+        return found
+
+
+async def test_a_container_that_starts_after_it_was_told_to_stop_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "AGAIN_S", 0.05)
+    played = executor(Late("podman", True, there=["pull"]))
+    async with asyncio.timeout(60):
+        ended = await played.run(job(tmp_path, timeout_s=0.01))
+    assert ended == Exit(143, timed_out=True, image="sha256:1")
 
 
 async def test_a_trial_that_is_cancelled_stays_so_where_the_engine_refuses(
