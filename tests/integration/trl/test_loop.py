@@ -28,7 +28,7 @@ from tests.support.programs.processes import until
 from tests.support.programs.variables import without_settings
 from tests.support.sources import ROOT, SOURCES
 
-pytestmark = pytest.mark.trl
+pytestmark = [pytest.mark.trl, pytest.mark.timeout(1800)]
 
 RUN = "trl"
 WORKER = ("--engine", "transformers", "--worker-id", "w0", "--max-streams", "64")

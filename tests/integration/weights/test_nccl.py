@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,12 @@ from tests.unit.trainer.weights.fake_proxy import FakeProxy
 from tests.unit.trainer.weights.models import qwen
 
 PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def ports_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens on them."""
+    monkeypatch.setattr(transport, "_free_port", itertools.count(30_000).__next__)
 
 
 class Loading(FakeProxy):

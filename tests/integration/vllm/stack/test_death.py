@@ -25,7 +25,7 @@ from tests.support.programs.ports import free_port
 from tests.support.programs.stack import Stack, running
 from tests.support.records.tokens import tokens_add_up
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 VLLM = ["--engine", "vllm", "--model", str(TINY)]
 ARGUMENTS = [
