@@ -107,13 +107,14 @@ async def test_a_store_that_fails_keeps_the_block_open() -> None:
                 raise StoreUnavailable("the store is away")
             return await super().commit(trial_id, turn, row, now=now, retry_key=retry_key)
 
-    async with running(ParrotEngine(says), store=Failing()) as proxy:
+    gates = {SECOND_CALL: asyncio.Event()}  # the worker does not come to its end by itself
+    async with running(ParrotEngine(lambda request: says(request, gates=gates)), store=Failing()) as proxy:
         events = [event async for event in stream(proxy, "t", ASKED)]
         assert not any(event["type"] == "content_block_stop" for event in events)
         assert events[-1]["error"]["type"] == "overloaded_error"
         [turn] = await proxy.turns("t")
         assert (turn.partial, turn.finish_reason, turn.error) == (True, "error", "store_unavailable: the store is away")
-        assert proxy.engine.cancelled == [turn.turn_id]
+        await until(lambda: proxy.engine.cancelled == [turn.turn_id])
 
 
 async def test_what_had_arrived_when_the_store_failed_is_on_record_as_well() -> None:

@@ -186,8 +186,9 @@ class Life:
         await self.point("after publish")
         done = SimpleNamespace(state="done", workers=[SimpleNamespace(pause_s=0.0, state="served")])
         return SimpleNamespace(
-            version=str(version), served=True, settled=True, failed={}, push_s=0.0, wait=lambda timeout_s: done
-        )
+            version=str(version), served=True, settled=True, uploading=False, failed={}, push_s=0.0,
+            wait=lambda timeout_s: done,
+        )  # fmt: skip
 
     # -- a life
 
