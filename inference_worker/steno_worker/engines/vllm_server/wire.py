@@ -179,7 +179,7 @@ class AnswerReader:
             said.logprobs = floats_to_bytes([token.logprob for token in tokens])
             self._sampled += len(ids)
             if self._wants_tokens:
-                said.tokens = [token for token in tokens if token.text or token.raw]
+                said.tokens = tokens
         return said if ids or said.content or said.reasoning or said.tool_calls else None
 
     def _end(self, reason: str, stop: Any) -> None:

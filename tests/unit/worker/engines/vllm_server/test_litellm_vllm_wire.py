@@ -111,6 +111,17 @@ def test_tokens_under_a_bent_law_are_marked() -> None:
     assert [delta.constrained for delta in deltas] == [True, True]
 
 
+def test_a_token_without_text_is_shown_with_its_log_probability() -> None:
+    """Half of a character, say: without it the list of tokens would be another one than was sampled."""
+    part = event([7], content="")
+    part["choices"][0]["logprobs"]["content"][0] |= {"token": "", "bytes": []}
+    deltas, _ = read(first(), part, event([8], "stop", content="é"), job=Job(messages=HI, top_logprobs=0))
+    assert [[(token.text, token.logprob) for token in delta.tokens] for delta in deltas] == [
+        [("", -0.5)],
+        [("x", -0.5)],
+    ]
+
+
 def test_plain_completions_have_parallel_lists() -> None:
     job = Job(prompt_ids=ids_to_bytes(PROMPT), top_logprobs=1)
     logprobs = {"tokens": ["a", "b"], "token_logprobs": [-0.25, -0.5], "top_logprobs": [{"a": -0.25}, {"c": -0.125}]}
