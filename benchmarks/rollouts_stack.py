@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,9 +64,9 @@ def stack(folder: Path) -> Iterator[Running]:
 
 def _ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return bool(json.load(answer).get("status") == "ok")
-    except urllib.error.HTTPError:
+    except OSError:  # HTTPError is one
         return False
 
 

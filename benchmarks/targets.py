@@ -327,7 +327,8 @@ class Launcher:
         self.ready(child, f"http://127.0.0.1:{port}/readyz")
         until = time.monotonic() + 60
         while time.monotonic() < until:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/probe/v1/models", timeout=2) as answer:
+            models = f"http://127.0.0.1:{port}/probe/v1/models"
+            with contextlib.suppress(OSError), urllib.request.urlopen(models, timeout=30) as answer:
                 if b'"id"' in answer.read():
                     return Running(f"http://127.0.0.1:{port}/{{client}}/v1/chat/completions", [proxy.pid], child.pid)
             if child.poll() is not None:

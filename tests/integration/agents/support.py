@@ -20,6 +20,8 @@ from tests.support.programs.stack import Stack, running
 Turn = dict[str, Any]
 TASK_S = 300
 """Seconds that an agent may take for a task, on a machine that does other things as well."""
+READS_S = 3.0
+"""For an agent to have on its disk what is on record of an answer. The answers in which it is killed are held up for longer."""
 
 
 @contextlib.contextmanager
@@ -69,6 +71,7 @@ def run_and_kill(
             assert child.poll() is None, f"it ended by itself: {child.returncode}"
             assert time.monotonic() < until, "it was never time to kill it"
             time.sleep(0.05)
+        time.sleep(READS_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

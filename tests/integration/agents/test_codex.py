@@ -28,6 +28,7 @@ from tests.integration.agents.support import (
 )
 from tests.support.machine.tcprelay import TcpRelay
 from tests.support.programs.stack import Stack
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.agents
 
@@ -139,6 +140,8 @@ async def test_what_it_keeps_of_a_connection_that_broke_is_recognised(stack: Sta
         async with asyncio.timeout(TASK_S):
             while not await asyncio.to_thread(is_answering, stack, "torn", SLOW_THOUGHT):
                 await asyncio.sleep(0.05)
+        seen = relay.passed_bytes
+        await until(lambda: relay.passed_bytes > seen)  # the next token: what came before it has passed
         relay.cut()
         await agent
     turns = stack.turns("torn")

@@ -31,8 +31,9 @@ def test_processes_are_measured_and_trials_that_wait(tmp_path: Path) -> None:
     }
     for found in report["results"].values():
         assert found["started_per_minute"] > 0 and found["launcher_rss_bytes"] > 10 * 2**20
-        assert 0 < found["launcher_cpu_ms_per_trial"] <= found["with_children_cpu_ms_per_trial"]
-        assert found["proxy_cpu_ms_per_trial"] > 0
+        # 0 where the launcher had ended before it was looked at for the first time.
+        assert 0 <= found["launcher_cpu_ms_per_trial"] <= found["with_children_cpu_ms_per_trial"]
+        assert found["proxy_cpu_ms_per_trial"] >= 0
     assert {"cpu", "cores", "date"} <= set(report["machine"])
     assert (CASES["hundred"].in_flight, CASES["thousand"].in_flight) == (100, 1000)
 

@@ -61,8 +61,8 @@ def test_answers_on_their_way_are_of_three_versions_and_recorded_so(
     Answer(stack, "later", 20).wait()
     check_turn(stack.turns("later")[0], models, ["run/2"])
     assert version_in_force(client) == "run/2"
-    copies = list((tmp_path / "w0").glob("*"))
-    assert len(copies) == (transport == "stream"), "the last one, to go back to"
+    # The last one is kept, to go back to; the one before is removed by a thread of the worker.
+    until(lambda: len(list((tmp_path / "w0").glob("*"))) == (transport == "stream"))
 
 
 def test_a_worker_killed_while_it_receives_goes_on_where_it_was_and_then_serves(
@@ -73,7 +73,6 @@ def test_a_worker_killed_while_it_receives_goes_on_where_it_was_and_then_serves(
     update = client.post_update(spec)
     until(lambda: client.update(update.update_id).wants)
     upload(client, client.update(update.update_id), folder, 600_000)
-    until(lambda: client.update(update.update_id).wants[0].offset >= 600_000)
     until(lambda: [path.stat().st_size for path in (tmp_path / "w0").rglob("*") if path.is_file()] == [600_000])
     stack.workers[0].kill()
     stack.workers[0].wait()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tests.integration.containers.test_containers import AGENT
 from tests.integration.harbor.conftest import SHELL, Harbor, Sessions
 from tests.integration.rollouts.conftest import ADMIN, Rollout
 from tests.support.machine import agents_image
+from tests.support.programs.processes import until
 from tests.support.programs.stack import Stack, running
 
 pytestmark = pytest.mark.harbor
@@ -162,7 +165,13 @@ def test_rollouts_that_were_ended_leave_no_sandbox_and_nothing_runs_twice(rollou
             _, said = process.communicate(timeout=600)
             return process.returncode, said
 
+    def is_gone() -> bool:
+        with contextlib.suppress(subprocess.CalledProcessError):  # while one is being removed
+            return rollout.left() == []
+        return False
+
     assert ended(0, signal.SIGKILL)[0] == -signal.SIGKILL
+    until(is_gone, "Harbor has not removed its sandbox")
     code, said = ended(1, signal.SIGINT)
     assert code == 130 and "cancelled; to go on, start the same command with --run ended" in said
     assert rollout.left() == [] and "that Harbor left" not in said, "Harbor has removed its sandbox"

@@ -3,6 +3,7 @@ when it fails, as the kubelet does. Names become loopback addresses, volumes fol
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -61,7 +62,8 @@ class Pod:
         if self.process is not None and self.process.poll() is None:
             main = psutil.Process(self.process.pid)
             for process in [*main.children(recursive=True), main]:
-                process.send_signal(signal.SIGKILL)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
             self.process.wait()
 
     def said(self) -> str:

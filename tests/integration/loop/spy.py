@@ -6,12 +6,14 @@ import pickle
 import sys
 from pathlib import Path
 
+from steno_trainer.run import main as run
 from steno_trainer.step.step import Stepper, StepReport
 from steno_trainer.step.step_plan import StepBatch
 
 
 def watch(folder: Path) -> None:
     """FOLDER/batch-<step>.pickle: the rows and advantages of the step of that number."""
+    run.POSTS_S = 300.0  # what is posted of the last steps is looked at
     step = Stepper.step
 
     def watched(self: Stepper, batch: StepBatch | None) -> StepReport:

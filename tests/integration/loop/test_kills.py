@@ -76,7 +76,8 @@ async def test_a_trainer_that_another_one_takes_over_from_ends_and_is_not_starte
         await thread(first.until, lambda: first.steps, "a first step")
         second = one.train(take_over=True, **settings)
         assert await thread(first.process.wait, SLOW_S) == EXIT_OTHER_TRAINER, first.said()
-        assert "another trainer has taken over (epoch 2)" in first.said()
+        said = first.log.read_text(errors="replace")  # in the proxy's words, or in those of the folder that both share
+        assert "taken over" in said and "(epoch 2)" in said, said[-4000:]
         before = first.steps
         await thread(second.until, lambda: len(second.steps) > len(before), "a step of the second one")
         second.process.send_signal(signal.SIGTERM)

@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
+
 from steno.client.client import AsyncSteno
 from tests.support.contracts.policy import spec
 from tests.support.programs.stack import running
@@ -23,12 +25,14 @@ def resident_mb(pid: int, field: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-async def longest_pause() -> float:
-    """Seconds for which this process has stood still at most, once it is cancelled."""
+async def longest_pause(url: str) -> float:
+    """Seconds for which this process or the proxy has stood still at most, once it is cancelled."""
     longest_s, seen = 0.0, time.monotonic()
     with contextlib.suppress(asyncio.CancelledError):
         while True:
             await asyncio.sleep(0.1)
+            async with httpx.AsyncClient(timeout=60) as http:
+                await http.get(f"{url}/healthz")
             longest_s, seen = max(longest_s, time.monotonic() - seen), time.monotonic()
     return longest_s
 
@@ -49,7 +53,7 @@ async def test_a_proxy_holds_a_few_chunks_of_what_it_passes_on(tmp_path: Path) -
                     sent += min(MIB, MODEL_BYTES - at)
                     yield bytes(min(MIB, MODEL_BYTES - at))
 
-            stood = asyncio.create_task(longest_pause())
+            stood = asyncio.create_task(longest_pause(stack.url))
             async with asyncio.timeout(300):
                 while update.state == "running":
                     # A worker that has not begun to receive is sent again what it missed.

@@ -101,7 +101,7 @@ async def test_a_proxy_that_stops_says_goodbye_and_generations_stop_at_once() ->
 async def test_the_page_of_workers_says_what_the_hub_knows() -> None:
     async with relay(silence_s=60.0) as running:
         await running.worker(CountingEngine(pace_s=0.01), worker_id="w1")
-        stream = running.open(100)
+        stream = running.open(100_000)
         await stream.next()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", timeout=60) as client:
             (view,) = (await client.get("/workers")).json()["items"]

@@ -90,9 +90,13 @@ async def test_after_the_grace_the_stream_is_lost_and_the_worker_cancels_and_com
         taken = await stream.next()
         network.accepting = False
         network.cut()
+        before = worker.engine.tally.sampled
         with pytest.raises(WorkerLost):
             while True:
                 taken += await stream.next()
+        sampled_since = (
+            worker.engine.tally.sampled > before + 1
+        )  # not where this process stood still for the whole grace
         assert ids_of(taken) == list(range(stream.received_tokens))
         with pytest.raises(NoWorker):
             running.open(1)
@@ -103,7 +107,7 @@ async def test_after_the_grace_the_stream_is_lost_and_the_worker_cancels_and_com
         await until(lambda: worker.metric("steno_worker_sampled_tokens_total") == worker.engine.tally.sampled)
         made, sent = worker.engine.tally.sampled, worker.metric("steno_worker_tokens_total")
         lost = sent - running.hub.counts.tokens
-        assert made - sent <= 1 and 0 < lost <= worker.metric("steno_worker_unacknowledged_tokens_total")
+        assert made - sent <= 1 and sampled_since <= lost <= worker.metric("steno_worker_unacknowledged_tokens_total")
 
 
 async def test_a_stalled_network_is_noticed_by_silence_and_the_stream_goes_on_over_a_new_socket() -> None:

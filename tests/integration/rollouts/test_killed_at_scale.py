@@ -42,6 +42,10 @@ def durable(tmp_path: Path) -> Iterator[Stack]:
         redis.close()
 
 
+def _sleeps(pid: str) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def test_two_hundred_trials_in_flight_survive_their_launcher(durable: Stack, tmp_path: Path) -> None:
     """Those with a turn on record end as interrupted and are not run again; the others are run again, and end with a reward."""
     folder = tmp_path / "rollouts"
@@ -60,6 +64,11 @@ def test_two_hundred_trials_in_flight_survive_their_launcher(durable: Stack, tmp
         limit = time.monotonic() + 400
         while len(ran.read_text().split()) < TRIALS or spoke.read_bytes().count(b"\n") < SPOKEN:
             assert time.monotonic() < limit and first.poll() is None, durable.logs()
+            time.sleep(0.1)
+        leaders = [path.read_text().split()[0] for path in (folder / "work").glob("*/pid")]
+        assert len(leaders) == TRIALS
+        while not all(_sleeps(leader) for leader in leaders):  # each is at its gate
+            assert time.monotonic() < limit
             time.sleep(0.1)
         first.send_signal(signal.SIGKILL)
         first.communicate()

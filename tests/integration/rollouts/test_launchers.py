@@ -136,7 +136,7 @@ async def test_a_trial_that_is_deleted_ends_alone(
     run, gate, settings = (
         "deleted-one",
         asyncio.Event(),
-        {"group_size": 4, "in_flight": 3, "key": client.run_key("deleted-one"), "ttl_s": 9.0},
+        {"group_size": 4, "in_flight": 3, "key": client.run_key("deleted-one"), "ttl_s": 20.0},
     )
     stand, other = Stand(gate=gate), Stand()
     one = asyncio.create_task(launched(stack, tmp_path / "a", run, stand, Claims, **settings))
@@ -145,7 +145,7 @@ async def test_a_trial_that_is_deleted_ends_alone(
     for trial_id in (runs, waits):
         client.delete(trial_id)
     two = asyncio.create_task(launched(stack, tmp_path / "b", run, other, Claims, **settings))
-    await asyncio.sleep(20.0)  # twice as long as a claim lasts
+    await asyncio.sleep(40.0)  # twice as long as a claim lasts
     assert not one.done()
     gate.set()
     for results in (await one, await two):

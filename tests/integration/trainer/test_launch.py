@@ -44,6 +44,5 @@ def test_every_rank_refuses_a_checkpoint_that_lacks_tensors(tmp_path: Path) -> N
         ended = until(lambda: None not in (codes := [rank.poll() for rank in ranks]) and codes, "both ranks end")
     said = (tmp_path / "said").read_text()
     assert ended == [1, 1], said
-    assert said.count(f"ConfigError: model {model}: its checkpoint has no model.norm.weight (1 of the model's") == 2, (
-        said
-    )
+    # The name of the error is a write of its own, in between which the other rank may write.
+    assert said.count(f"model {model}: its checkpoint has no model.norm.weight (1 of the model's") == 2, said

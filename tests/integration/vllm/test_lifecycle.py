@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import psutil
 import pytest
@@ -131,7 +132,8 @@ async def test_an_engine_that_dies_fails_its_requests_and_says_so(engine_args):
         await until(lambda: tokens.load()[0] == 3)
         assert tokens.healthy and not reasons
         for process in mine:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         outcomes = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 120)
         assert [type(outcome) for outcome in outcomes] == [EngineFailed] * 3
         await until(lambda: bool(reasons))

@@ -24,7 +24,7 @@ PATIENT = {"reply_timeout_s": 60.0, "call_timeout_s": 120.0}
 """A `RedisStore`'s bounds where they are not the subject: how long a busy machine takes to write to its disk is no matter."""
 
 
-def _memory() -> Path | None:
+def memory() -> Path | None:
     """Where files are kept: a disk that others write to may keep each fsync waiting for seconds."""
     there = MEMORY.is_dir() and os.access(MEMORY, os.W_OK)
     return MEMORY if there and shutil.disk_usage(MEMORY).free > MEMORY_BYTES else None
@@ -39,7 +39,7 @@ class RedisServer:
 
     def __init__(self, *, cluster: bool = False, slots: bool = True, options: tuple[str, ...] = ()) -> None:
         self._slots = slots
-        self._directory = tempfile.TemporaryDirectory(prefix="steno-redis-", dir=_memory())
+        self._directory = tempfile.TemporaryDirectory(prefix="steno-redis-", dir=memory())
         self._cluster = cluster
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -145,7 +145,7 @@ class RedisSentinel:
     def __init__(
         self, primary_port: int, *, service: str = "steno", quorum: int = 2, down_after_s: float = 1.0
     ) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="steno-sentinel-", dir=_memory())
+        self._directory = tempfile.TemporaryDirectory(prefix="steno-sentinel-", dir=memory())
         self.port = free_port()
         config = Path(self._directory.name) / "sentinel.conf"
         config.write_text(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -11,8 +12,11 @@ from tests.support.waiting import own_pauses
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a client would have waited before it tried again."""
     waited = own_pauses(monkeypatch)
+    sleep, this = asyncio.sleep, threading.get_ident()
 
     async def asleep(seconds: float) -> None:
+        if threading.get_ident() != this:  # of a thread that an earlier test has left
+            await sleep(seconds)
         waited.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", asleep)

@@ -84,7 +84,7 @@ def reply(request: dict[str, Any]) -> dict[str, Any]:
         "tool_calls": [{"function": {"name": name, "arguments": _spelt(given, cwd)}} for name, given in planned[turn]],
     }
     if "CUT" in task and turn == 3 and first:
-        message |= {"fail_after_tokens": 60, "pace_s": 0.1}
+        message |= {"fail_after_tokens": 60, "pace_s": 0.3}
     return message
 
 

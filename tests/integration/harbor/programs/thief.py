@@ -3,6 +3,7 @@ make its verifier say 1. Arguments: a secret's beginning, an address outside the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -58,7 +59,11 @@ def write(path: str, text: str) -> bool:
 
 
 def environments() -> list[str]:
-    return [str(path) for path in Path("/proc").glob("[0-9]*/environ") if secret.encode() in path.read_bytes()]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found += [str(path)] if secret.encode() in path.read_bytes() else []
+    return found
 
 
 def connected(host: str, port: int) -> bool:

@@ -309,7 +309,7 @@ def say(request):
     if any(message["role"] == "assistant" for message in request["messages"]):
         return "then"
     call = {"function": {"name": "f", "arguments": {"text": "one two three four five six seven " * 30}}}
-    return {"content": "ab", "tool_calls": [call], "pace_s": 0.05}
+    return {"content": "ab", "tool_calls": [call], "pace_s": 0.5}
 """
 
 

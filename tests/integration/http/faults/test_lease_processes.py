@@ -45,8 +45,8 @@ async def test_a_killed_proxy_loses_no_group_and_serves_none_twice(tmp_path: Pat
                     answered += 1
                 except Unreachable:
                     await steno.complete(trial_id, Completion(reward=1.0))
-                if answered == GROUPS and first.proxy.poll() is None:
-                    os.kill(first.proxy.pid, signal.SIGKILL)
+                if answered == GROUPS:
+                    first.proxy.kill()
 
             await asyncio.gather(*map(complete, trials))
             assert first.proxy.wait(60) == -signal.SIGKILL

@@ -272,6 +272,11 @@ async def test_what_asks_a_server_that_is_away_again_and_again_can_be_cancelled(
         await store.close()
 
 
+def role_of(server: RedisServer) -> str:
+    with server.client() as client:
+        return str(client.info("replication")["role"])
+
+
 async def test_sentinels_name_the_new_primary(
     watched: tuple[str, RedisServer, list[RedisServer], list[RedisSentinel]],
 ) -> None:
@@ -285,11 +290,10 @@ async def test_sentinels_name_the_new_primary(
             primary.kill()
             await load.until(10)
         await load.check()
-    roles = []
-    for replica in replicas:
-        with replica.client() as client:
-            roles.append(client.info("replication")["role"])
-    assert sorted(roles) == ["master", "slave"]
+    deadline = time.monotonic() + PATIENCE_S
+    while sorted(map(role_of, replicas)) != ["master", "slave"]:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
 
 
 # -- Cluster

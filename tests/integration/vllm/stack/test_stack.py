@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -112,7 +113,8 @@ def test_an_engine_that_dies_is_announced_and_ends_its_worker(stack: Stack) -> N
     request for it waits `queue_s` for a worker."""
     (worker,) = stack.workers
     for process in psutil.Process(worker.pid).children(recursive=True):
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     assert worker.wait(120) == 1
     deadline = time.monotonic() + 120
     while httpx.get(stack.base_url("probe") + "/models", timeout=60).json()["data"]:
