@@ -388,7 +388,8 @@ class Loop:
         while not publication.settled and waited_s < patience_s:
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
-            if not uploading:  # at the last look either: this process may have stood still since
+            # At neither look: between them this process may have stood still.
+            if not (uploading or publication.uploading):
                 waited_s += now - seen
             elif now - said >= patience_s:
                 said = now

@@ -110,16 +110,28 @@ async def test_an_upload_may_take_longer_than_workers_have_to_load_it(
     assert all(push.served for push in crew.pushes) and len(crew.pushes) == 2
 
 
+@pytest.mark.parametrize("begins", [True, False], ids=["the upload began", "the upload ended"])
 async def test_a_process_that_stood_still_while_weights_were_uploaded_has_not_waited_for_workers(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
     monkeypatch.setattr(loop_module, "SETTLING_S", 0.3)
     world = World(bound=1)
-    crew = Crew(world, push_s=0.1)
-    crew.upload_s = 1.0
-    asyncio.get_running_loop().call_later(0.56, time.sleep, 0.5)
+    crew = Crew(world, push_s=1e9)  # nothing happens by itself
+    crew.upload_s = 1e9
     async with looped(world, crew, push_deadline_s=0.1, total_steps=1) as loop:
-        await asyncio.wait_for(loop.run(), ALL_S)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: crew.pushes)
+        crew.pushes[0].uploading = not begins
+        await asyncio.sleep(3 * loop_module.LOOK_S)
+        time.sleep(0.6)  # noqa: ASYNC251  # this process stands still for longer than workers have
+        crew.pushes[0].uploading = begins
+        await asyncio.sleep(3 * loop_module.LOOK_S)
+        assert not running.done()
+        for step in range(2):
+            await until(lambda step=step: len(crew.pushes) > step)
+            crew.pushes[step].uploading = False
+            crew.pushes[step].serve()
+        await asyncio.wait_for(running, ALL_S)
     assert crew.pushes[0].served
 
 
