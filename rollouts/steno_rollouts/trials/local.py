@@ -196,15 +196,14 @@ def _members(session: int, began: int = 0) -> set[int]:
 
 def _parents_first(pids: Iterable[int]) -> list[int]:
     """By who started whom: numbers begin anew after the highest one, and many start within one clock tick."""
+    children: dict[int, list[int]] = {}
     parents = {pid: int(fields[1]) for pid in pids if (fields := proc.stat_of(pid))}
-
-    def depth(pid: int) -> int:
-        found = 0
-        while (pid := parents.get(pid, 0)) in parents and found < len(parents):
-            found += 1
-        return found
-
-    return sorted(parents, key=depth)
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found = [pid for pid, parent in parents.items() if parent not in parents]
+    for pid in found:  # which grows meanwhile
+        found += children.get(pid, ())
+    return found
 
 
 def _session(pid: int) -> int | None:

@@ -38,7 +38,6 @@ from steno_rollouts.trials.containers.engine import (
     TRIAL,
     Container,
     ContainerEngine,
-    ContainerState,
     EngineError,
     Mount,
 )
@@ -67,6 +66,8 @@ READY_S = 60.0
 """For the forwarder to listen."""
 AGAIN_S = 1.0
 """For a container that was stopped to end, before it is told so again."""
+STOPS = 2
+"""Of a container that runs: it may have started after the first."""
 _OF_AGENTS = frozenset(name for name in VARIABLES if name.endswith(("_API_KEY", "_BASE_URL")))
 """What a verifier is not given."""
 
@@ -285,12 +286,13 @@ class ContainerExecutor(Executor):
                     )  # its output was lost, not it
         except TimeoutError:
             timed_out = True
-            state = await self._stopped(container.name)
+            await self._stopped(container.name)
             while attached.returncode is None:  # one that had not started yet when it was told to stop runs on
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(attached.wait(), AGAIN_S)
                     break
-                state = await self._stopped(container.name)
+                await self._stopped(container.name)
+            state = await self._engine.state(container.name)
         except asyncio.CancelledError:
             with contextlib.suppress(EngineError):  # its removal ends it
                 await self._stopped(container.name)
@@ -300,12 +302,12 @@ class ContainerExecutor(Executor):
             return Exit(None, error=workdir.last_line(stderr) or f"{container.command[0]}: could not be started")
         return Exit(state.code, timed_out)
 
-    async def _stopped(self, name: str) -> ContainerState:
-        await self._engine.stop(name, self._grace_s)
-        state = await self._engine.state(name)
-        if state.running:
-            raise EngineError(f"container {name} was stopped, and runs on")
-        return state
+    async def _stopped(self, name: str) -> None:
+        for _ in range(STOPS):
+            await self._engine.stop(name, self._grace_s)
+            if not (await self._engine.state(name)).running:
+                return
+        raise EngineError(f"container {name} was stopped, and runs on")
 
     @contextlib.asynccontextmanager
     async def _ended_with(self, trial_id: str) -> AsyncIterator[None]:

@@ -222,17 +222,20 @@ async def test_a_trial_whose_container_runs_on_is_not_scored(tmp_path: Path) -> 
 
 @dataclass(frozen=True)
 class Late(Refusing):
-    """Of which a container starts once it has been told to stop, and ends when it is told so again."""
+    """Of which a container starts once it has been told to stop, and ends when it is told so again. looks: how often its engine
+    is asked before it says so; alone: it ends by itself."""
 
-    stops: list[asyncio.Event] = field(default_factory=list)
+    looks: int = 1
+    alone: bool = False
 
     async def run(self, *words: str, **more: Any) -> str:
         await super().run(*words, **more)
-        if words[0] == "stop":
-            self.stops.append(asyncio.Event())
-            self.stops[-1].set()
-        began = "2026-11-23T09:14:39.017904321Z" if len(self.stops) > 1 else "0001-01-01T00:00:00Z"
-        state = {"Running": False, "ExitCode": 143, "StartedAt": began}
+        started = self.asked.count("stop") > 0 and self.asked.count("inspect") > self.looks
+        state = {
+            "Running": started and not self.has_ended(),
+            "ExitCode": 143,
+            "StartedAt": "2026-11-23T09:14:39.017904321Z" if started else "0001-01-01T00:00:00Z",
+        }
         return {"image": json.dumps([{"Id": "sha256:1", "Config": {}}]), "inspect": json.dumps(state), "ps": "1"}.get(
             words[0], "[]"
         )
@@ -241,19 +244,23 @@ class Late(Refusing):
         found = SimpleNamespace(returncode=None)
 
         async def wait() -> None:
-            while len(self.stops) < 2:
+            while not self.has_ended():
                 await asyncio.sleep(0.01)
             found.returncode = 143
 
         found.wait = wait
         return found
 
+    def has_ended(self) -> bool:
+        return self.asked.count("stop") > (0 if self.alone else 1)
 
+
+@pytest.mark.parametrize("late", [{"looks": 0}, {"looks": 1}, {"looks": 1, "alone": True}], ids=str)
 async def test_a_container_that_starts_after_it_was_told_to_stop_is_told_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(executors, "AGAIN_S", 0.05)
-    played = executor(Late("podman", True, there=["pull"]))
+    played = executor(Late("podman", True, there=["pull"], **late))
     async with asyncio.timeout(60):
         ended = await played.run(job(tmp_path, timeout_s=0.01))
     assert ended == Exit(143, timed_out=True, image="sha256:1")
