@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.programs.ports import free_port
 from tests.support.sources import ROOT, SOURCES
 
 LEAST_S = 5.0
@@ -100,7 +100,7 @@ class Calls:
             common |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         if ranks == 1:
             return [common]
-        port = str(free_port())
+        port = str(_free_port())
         launched = {
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
@@ -119,6 +119,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _last(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-LINES:])
+
+
+def _free_port() -> int:
+    """Not that of the tests, which needs ports below those of outgoing connections: some machines have none."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
 
 
 def job_of_this_process() -> dict[str, Any]:

@@ -29,11 +29,11 @@ def test_processes_are_measured_and_trials_that_wait(tmp_path: Path) -> None:
         "unconfined": 16,
         "hundred": 4,
     }
-    for found in report["results"].values():
-        assert found["started_per_minute"] > 0 and found["launcher_rss_bytes"] > 10 * 2**20
-        # 0 where the launcher had ended before it was looked at for the first time.
-        assert 0 <= found["launcher_cpu_ms_per_trial"] <= found["with_children_cpu_ms_per_trial"]
-        assert found["proxy_cpu_ms_per_trial"] >= 0
+    for name, found in report["results"].items():
+        least = name == "hundred"  # whose trials wait; another launcher may have ended before it was looked at
+        assert found["started_per_minute"] > 0 and found["launcher_rss_bytes"] >= least * 10 * 2**20
+        assert least * 1e-9 <= found["launcher_cpu_ms_per_trial"] <= found["with_children_cpu_ms_per_trial"]
+        assert found["proxy_cpu_ms_per_trial"] >= least * 1e-9
     assert {"cpu", "cores", "date"} <= set(report["machine"])
     assert (CASES["hundred"].in_flight, CASES["thousand"].in_flight) == (100, 1000)
 

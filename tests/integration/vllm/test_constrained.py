@@ -128,8 +128,7 @@ async def test_a_backend_that_was_asked_for_is_kept(engine_args, asked, backend)
     assert made._config.structured_outputs_config.backend == backend
 
 
-async def test_the_grammars_of_tekken_s_tool_parser_are_guidance_s(engine_args, tmp_path):
-    """They are Lark, which xgrammar does not read."""
+async def test_grammars_for_a_tekken_tokenizer_are_guidance_s(engine_args, tmp_path):
     shutil.copytree(
         engine_args.engine.model, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*", "*.jinja")
     )

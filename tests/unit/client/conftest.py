@@ -17,7 +17,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def asleep(seconds: float) -> None:
         if threading.get_ident() != this:  # of a thread that an earlier test has left
             await sleep(seconds)
-        waited.append(seconds)
+        else:
+            waited.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", asleep)
     return waited

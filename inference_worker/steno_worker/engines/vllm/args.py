@@ -90,7 +90,8 @@ def one_grammar_backend(config: StructuredOutputsConfig, *, tekken: bool) -> Non
     """In place of `auto`, one backend for all grammars. By `auto` vLLM 0.32 checks each request with the one that suits it, and
     compiles all with the one that suited its first: forced tool calls fail then, or lengths are not enforced.
 
-    Args: tekken: the tokenizer is Mistral's Tekken, whose tool parser writes Lark, which only guidance reads.
+    Args: tekken: the tokenizer is Mistral's Tekken. There xgrammar would let special tokens pass as text, and vLLM itself takes
+        guidance for what the tool parser writes.
     """
     if config.backend == "auto":
         config.backend = "guidance" if tekken else "xgrammar"
