@@ -28,7 +28,7 @@ pytestmark = pytest.mark.loop
 SETTINGS = {
     "run": RUN, "device": "cpu", "precision": "float32", "learning_rate": 1e-4, "groups_per_step": 2,
     "micro_batch_tokens": 4096, "activation_checkpointing": False, "checkpoint_every": 1, "lease_ttl_s": 10,
-    "probe_tolerance": 0.01, "total_steps": 4, "max_staleness_steps": 1, "send_dtype": "float32",
+    "probe_tolerance": 0.01, "total_steps": 6, "max_staleness_steps": 1, "send_dtype": "float32",
     "metrics_file": "/checkpoints/metrics.jsonl",
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from steno_trainer.model.deepspeed_config import deepspeed_config
 from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings
 from tests.integration.helm.support import CASES, ROOT, environment, only, pods, render
+from tests.support.machine.redis_server import memory
 from tests.support.programs.ports import free_port
 from tests.support.programs.stack import running as running_stack
 
@@ -145,7 +147,14 @@ def until_it_succeeds(command: list[str], env: dict[str, str], child: subprocess
         time.sleep(0.2)
 
 
-def test_proxy_and_redis_start_as_the_chart_starts_them_and_helm_test_passes(tmp_path: Path) -> None:
+@pytest.fixture
+def data() -> Iterator[str]:
+    """Where a Redis keeps its files."""
+    with tempfile.TemporaryDirectory(prefix="steno-redis-", dir=memory()) as folder:
+        yield folder
+
+
+def test_proxy_and_redis_start_as_the_chart_starts_them_and_helm_test_passes(tmp_path: Path, data: str) -> None:
     found = pods(render())
     redis_pod, proxy_pod, test_pod = (
         found[name]["spec"]["containers"][0] for name in ("run-steno-redis", "run-steno", "run-steno-test-ready")
@@ -154,7 +163,7 @@ def test_proxy_and_redis_start_as_the_chart_starts_them_and_helm_test_passes(tmp
     for name, value in KEYS.items():
         (tmp_path / name).write_text(value)
 
-    words = [word.replace("/data", str(tmp_path)) for word in redis_pod["args"]]
+    words = [word.replace("/data", data) for word in redis_pod["args"]]
     probe = [*redis_pod["readinessProbe"]["exec"]["command"], "-p", str(redis_port)]
     probe.append(probe.pop(probe.index("ping")))
     password = {"REDISCLI_AUTH": "secretpassword"}

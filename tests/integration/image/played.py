@@ -11,6 +11,7 @@ import re
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ import httpx
 import yaml
 
 from tests.integration.image.test_image import started
+from tests.support.machine.redis_server import memory
 from tests.support.programs.ports import free_port
 from tests.support.programs.processes import process, until
 from tests.support.programs.stack import ROOT
@@ -58,7 +60,8 @@ def playing(container: str, folder: Path) -> Iterator[Played]:
     """All but Grafana, each begun once what it depends on answers."""
     played = Played(folder)
     with contextlib.ExitStack() as stack:
-        redis = [*COMPOSE["services"]["redis"]["command"], "--bind", "127.0.0.1", "--dir", str(folder)]
+        kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="steno-redis-", dir=memory()))
+        redis = [*COMPOSE["services"]["redis"]["command"], "--bind", "127.0.0.1", "--dir", kept]
         stack.enter_context(_service(folder, "redis", [*redis, "--port", str(played.ports["redis"])]))
         ping = ["redis-cli", "-p", str(played.ports["redis"]), "ping"]
         until(lambda: subprocess.run(ping, capture_output=True).returncode == 0, "Redis does not answer")

@@ -158,6 +158,7 @@ def test_no_group_is_lost_or_trained_twice_whoever_is_killed(tmp_path: Path) -> 
     # Which trials ran at the Ctrl-C, if any did, is a matter of speed; none is left open.
     assert not [session for session in everything if session.status == "open" and session.counts.turns]
     assert {session.status for session in sessions} == {"completed", "aborted"}, "a failed trial is in each group"
-    assert any(turn.partial for turn in turns) and any(turn.fork_reason == "new_conversation" for turn in turns)
+    # Whether the trial that hangs up did so before its answer was whole is one as well.
+    assert any(turn.fork_reason == "new_conversation" for turn in turns)
     assert {turn.law["temperature"] for turn in turns} == {0.7}
     assert sum(bool(turn.reply.get("tool_calls")) for turn in turns) > len(sessions), "most used their shell"
