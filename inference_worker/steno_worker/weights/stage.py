@@ -61,6 +61,7 @@ class Stager:
         self._reading: list[DiskThread] = []  # of others' folders; also those that were left behind
         self._kept: StreamStaging | PatchedStaging | None = None
         self._base: PatchBase | None = None  # what was kept, for patches to go onto
+        self._closed = False
         self._here: set[WeightUpdate] = set()  # those whose files are needed: being staged, ready, or being loaded
 
     async def stage(self, update: WeightUpdate) -> Path:
@@ -92,6 +93,10 @@ class Stager:
             self._streams.tell(update.staging.remove)
 
     async def close(self) -> None:
+        """Once; again, it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         for root in (self._kept_folder, self._temporary):
             if root is not None:
                 self._streams.tell(partial(shutil.rmtree, root, ignore_errors=True))
