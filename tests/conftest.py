@@ -25,8 +25,8 @@ os.environ["PYTHONPATH"] = SOURCES  # of programs that tests start: they run thi
 # Toy tensors gain nothing from threads, and threads that wait for each other take the cores from all else. Before torch's import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# How long an example takes says more about the machine than about the code. Each run has the same examples, or a change would be
-# blamed for what luck has found: STENO_TEST_RANDOM=1 draws others.
+# How long an example takes says more about the machine than about the code. Each run of a revision has the same examples, or a
+# change would be blamed for what luck has found: STENO_TEST_RANDOM=1 draws others. Some are literals of the code that is loaded.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True,
     derandomize=os.environ.get("STENO_TEST_RANDOM") != "1",

@@ -19,7 +19,7 @@ async def test_without_redis_it_starts_is_not_ready_and_serves_once_redis_is_the
     redis = RedisServer()
     try:
         redis.kill()
-        async with running(store=RedisStore(redis.url), worker=False, admin_key=ADMIN) as proxy:
+        async with running(store=RedisStore(redis.url, **PATIENT), worker=False, admin_key=ADMIN) as proxy:
             assert (await proxy.http.get("/healthz")).status_code == 200
             ready = await proxy.http.get("/readyz")
             assert ready.status_code == 503 and ready.json()["status"] == "store"

@@ -293,6 +293,7 @@ async def test_a_closed_block_is_kept_by_its_client_and_recognised() -> None:
         [turn] = await proxy.turns("t", 1)
         async with asyncio.timeout(60):
             while turn.finish_reason == "open":
+                await asyncio.sleep(0.005)
                 [turn] = await proxy.turns("t")
         assert (turn.finish_reason, turn.delivered, turn.reply["content"]) == ("cancelled", 4, "")
         assert any('"content_block_stop"' in line for line in seen)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from steno_trainer.errors import CopyFailed, NotFinite, PushFailed
 from steno_trainer.run import ending
 from steno_trainer.run import loop as loop_module
 from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED
+from tests.support.clock import ClockAhead
 from tests.support.waiting import until
 from tests.unit.trainer.looping import ALL_S, GROUPS_PER_STEP, Crew, World, looped
 
@@ -114,16 +114,17 @@ async def test_an_upload_may_take_longer_than_workers_have_to_load_it(
 async def test_a_process_that_stood_still_while_weights_were_uploaded_has_not_waited_for_workers(
     monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
-    monkeypatch.setattr(loop_module, "SETTLING_S", 0.3)
+    clock = ClockAhead()
+    monkeypatch.setattr(loop_module, "time", clock)
     world = World(bound=1)
     crew = Crew(world, push_s=1e9)  # nothing happens by itself
     crew.upload_s = 1e9
-    async with looped(world, crew, push_deadline_s=0.1, total_steps=1) as loop:
+    async with looped(world, crew, total_steps=1) as loop:
         running = asyncio.create_task(loop.run())
         await until(lambda: crew.pushes)
         crew.pushes[0].uploading = not begins
         await asyncio.sleep(3 * loop_module.LOOK_S)
-        time.sleep(0.6)  # noqa: ASYNC251  # this process stands still for longer than workers have
+        clock.by_s = 3600.0  # this process stands still for longer than workers have
         crew.pushes[0].uploading = begins
         await asyncio.sleep(3 * loop_module.LOOK_S)
         assert not running.done()

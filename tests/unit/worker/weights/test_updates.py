@@ -570,8 +570,8 @@ async def test_a_folder_that_hangs_holds_up_no_later_update(
         assert "nothing could be read" in (await proxy.until("failed")).message
         monkeypatch.setattr(stage, "MOST_LEFT", 2)
         other = bench.proxy()
-        of_u2 = f"check {folder_spec(tmp_path, 2).version}"  # has read all, and may not have ended yet
-        await until(lambda: of_u2 not in [thread.name for thread in threading.enumerate()])
+        # That of run/2 has read all, and may not have ended yet.
+        await until(lambda: sum(thread.runs for thread in bench.updates._stager._reading) == 2)
         other.prepare(folder_spec(tmp_path, 4), "u4")
         assert "2 earlier readings have not returned" in (await other.until("failed")).message
     finally:
