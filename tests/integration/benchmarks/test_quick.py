@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.cases import worked
 from benchmarks.run import OWN
+from steno_rollouts.trials.proc import stat_of
 
 ROOT = Path(__file__).resolve().parents[3]
 STENO = ("steno", "steno_redis", "steno_scripted")
@@ -39,7 +40,7 @@ def test_a_run_that_is_told_to_stop_leaves_no_process_behind(tmp_path: Path) -> 
     command = [sys.executable, "-m", "benchmarks.run", "--targets", "steno", "--cases", "tiny", "--seconds", "30"]
     with subprocess.Popen([*command, "--out", str(tmp_path / "out.json")], cwd=ROOT, stderr=subprocess.DEVNULL) as run:
         # A benchmark that is told in the middle of starting its load knows of none.
-        while not _loads(children := _children(run.pid)) or not _sleeps(run.pid):
+        while not _loads(children := _children(run.pid)) or stat_of(run.pid)[0] != "S":
             assert run.poll() is None
             time.sleep(0.05)
         run.send_signal(signal.SIGTERM)
@@ -49,10 +50,6 @@ def test_a_run_that_is_told_to_stop_leaves_no_process_behind(tmp_path: Path) -> 
 
 def _loads(children: dict[int, str]) -> bool:
     return any("benchmarks.load" in words for words in children.values())
-
-
-def _sleeps(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def _children(pid: int) -> dict[int, str]:

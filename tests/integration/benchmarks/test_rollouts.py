@@ -29,11 +29,13 @@ def test_processes_are_measured_and_trials_that_wait(tmp_path: Path) -> None:
         "unconfined": 16,
         "hundred": 4,
     }
-    for name, found in report["results"].items():
-        least = name == "hundred"  # whose trials wait; another launcher may have ended before it was looked at
-        assert found["started_per_minute"] > 0 and found["launcher_rss_bytes"] >= least * 10 * 2**20
-        assert least * 1e-9 <= found["launcher_cpu_ms_per_trial"] <= found["with_children_cpu_ms_per_trial"]
-        assert found["proxy_cpu_ms_per_trial"] >= least * 1e-9
+    for found in report["results"].values():
+        assert found["started_per_minute"] > 0
+        assert found["launcher_cpu_ms_per_trial"] <= found["with_children_cpu_ms_per_trial"]
+    # Its trials wait until all have begun. Another case's launcher may have ended before it was looked at.
+    held = report["results"]["hundred"]
+    assert held["launcher_rss_bytes"] > 10 * 2**20
+    assert held["launcher_cpu_ms_per_trial"] > 0 and held["proxy_cpu_ms_per_trial"] > 0
     assert {"cpu", "cores", "date"} <= set(report["machine"])
     assert (CASES["hundred"].in_flight, CASES["thousand"].in_flight) == (100, 1000)
 
