@@ -8,6 +8,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from steno_worker.engines.litellm.text import TextEngine
 from tests.integration.upstream.conftest import KEY, TOOLS, ask, sdk, text_of
 from tests.support.programs.stack import Stack
 
@@ -40,6 +41,36 @@ def test_thinking_is_reasoning(in_front: Callable[..., Stack]) -> None:
     front = in_front("anthropic/claude-sonnet-4-5", "/claude")
     message = ask(front, "thinks", "think", reasoning_effort="low").json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("hmm", "thought")
+
+
+def test_it_is_not_asked_to_think_on_from_calls(in_front: Callable[..., Stack]) -> None:
+    """Anthropic answers 400 then: the thinking before the calls would have to come back with its signature."""
+    front = in_front("anthropic/claude-sonnet-4-5", "/claude")
+    said = ask(front, "goes-on", "look", tools=TOOLS, reasoning_effort="low").json()["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "red"} for call in said["tool_calls"]]
+    body = {
+        "model": "any",
+        "messages": [{"role": "user", "content": "look"}, said, *results],
+        "tools": TOOLS,
+        "reasoning_effort": "low",
+    }
+    answer = httpx.post(front.base_url("goes-on") + "/chat/completions", json=body, timeout=60)
+    assert answer.json()["choices"][0]["message"]["content"] == "seen: red, red"
+    assert [turn["options"].get("dropped") for turn in front.turns("goes-on")] == [None, ["reasoning_effort"]]
+
+
+@pytest.mark.parametrize(
+    ("model", "signs"),
+    [
+        ("anthropic/claude-sonnet-4-5", True),
+        ("anthropic/claude-opus-4-6", False),
+        ("bedrock/anthropic.claude-sonnet-4-5-20250929-v1:0", True),
+        ("bedrock/us.anthropic.claude-opus-4-6-v1", False),
+        ("openai/gpt-5", False),
+    ],
+)
+def test_who_signs_its_thinking_is_read_from_litellms_table(model: str, signs: bool) -> None:
+    assert TextEngine(model)._signs_thinking == signs
 
 
 def test_tool_calls_keep_the_upstreams_ids_on_record_and_go_back_by_them(front: Stack, behind: Stack) -> None:

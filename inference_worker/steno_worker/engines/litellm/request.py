@@ -45,16 +45,22 @@ class LiteLLMRequest:
     dropped: list[str]
 
 
-def litellm_request(job: Job, provider: str, supported: Collection[str]) -> LiteLLMRequest:
+def litellm_request(
+    job: Job, provider: str, supported: Collection[str], *, signs_thinking: bool = False
+) -> LiteLLMRequest:
     """What to send for a job.
 
     Args: supported: names of OpenAI's fields that the model takes, as `litellm.get_supported_openai_params` tells.
+        signs_thinking: where it is asked to think, the model takes its last reply back, if that called tools, only with its
+        signed thinking. The record keeps no signatures, so it is not asked to think on such a turn.
     Raises: BadRequest: tools or a response format that the model has no place for; a prompt in token ids.
     """
     if job.prompt_ids is not None:
         raise BadRequest("prompt: this model's upstream takes text only, no token ids", field="prompt")
     arguments: dict[str, Any] = {}
     dropped: list[str] = []
+    if signs_thinking and _goes_on_from_calls(job.messages):
+        supported = frozenset(supported) - {"reasoning_effort"}
     for name, value in (_sampling(job.sampling) | _wishes(job)).items():
         takes = provider in BEYOND_OPENAI[name] if name in BEYOND_OPENAI else name in supported
         if takes:
@@ -141,6 +147,12 @@ def images_after_results(messages: Sequence[Message]) -> Sequence[Message]:
     if waiting:
         moved.append({"role": "user", "content": waiting})
     return moved
+
+
+def _goes_on_from_calls(messages: Sequence[Message]) -> bool:
+    """Whether the last reply called tools."""
+    replies = [message for message in messages if message["role"] == "assistant"]
+    return bool(replies and replies[-1].get("tool_calls"))
 
 
 def _message(message: Message) -> Message:

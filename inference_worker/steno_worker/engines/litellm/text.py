@@ -53,6 +53,7 @@ class TextEngine(FixedWeights):
                 f"model: got {model!r}, must be PROVIDER/MODEL with a provider that LiteLLM knows", field="model"
             ) from error
         self._supported = frozenset(litellm.get_supported_openai_params(self._name, self._provider) or ())
+        self._signs_thinking = _signs_thinking(self._name, self._provider)
         self._fixed: dict[str, Any] = {
             "model": model, "api_base": api_base, "api_key": key, "timeout": timeout_s, "stream": True,
             "stream_options": {"include_usage": True}, "num_retries": 0, "max_retries": 0, "drop_params": True,
@@ -81,7 +82,7 @@ class TextEngine(FixedWeights):
 
     async def count(self, job: Job) -> int:
         """As LiteLLM's tokenizers count; for models that it does not know, an estimate."""
-        arguments = litellm_request(job, self._provider, self._supported).arguments
+        arguments = self._asked(job).arguments
         given: dict[str, Any] = (
             {"text": arguments["prompt"]}
             if "prompt" in arguments
@@ -97,7 +98,7 @@ class TextEngine(FixedWeights):
 
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """Started comes once the upstream has accepted the request: until then, a failure is an answer with a status."""
-        asked = litellm_request(request.job, self._provider, self._supported)
+        asked = self._asked(request.job)
         reader = ChunkReader(request.stream, wants_logprobs=request.job.top_logprobs is not None)
         self._waiting += 1
         try:
@@ -119,6 +120,9 @@ class TextEngine(FixedWeights):
         finally:
             self._running -= 1
             self._slots.release()
+
+    def _asked(self, job: Job) -> LiteLLMRequest:
+        return litellm_request(job, self._provider, self._supported, signs_thinking=self._signs_thinking)
 
     def _started(self, request: Generate, asked: LiteLLMRequest) -> Started:
         return Started(
@@ -153,11 +157,21 @@ async def _close(chunks: Any) -> None:
             return
 
 
-def _context_tokens(name: str, provider: str) -> int | None:
+def _known(name: str, provider: str, field: str) -> Any:
+    """What LiteLLM's table says of the model; None where it does not know it."""
     try:
-        known = litellm.get_model_info(name, custom_llm_provider=provider).get("max_input_tokens")
+        return litellm.get_model_info(name, custom_llm_provider=provider).get(field)
     except litellm.exceptions.ModelNotMappedError:
         return None
+
+
+def _signs_thinking(name: str, provider: str) -> bool:
+    """Claude does, but for models that choose by themselves when to think (from 4.6 on)."""
+    return "claude" in name.lower() and not _known(name, provider, "supports_adaptive_thinking")
+
+
+def _context_tokens(name: str, provider: str) -> int | None:
+    known = _known(name, provider, "max_input_tokens")
     return known if isinstance(known, int) and known > 0 else None
 
 

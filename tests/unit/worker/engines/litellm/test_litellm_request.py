@@ -66,6 +66,32 @@ def test_what_would_make_another_answer_is_refused_by_name(job: Job, field: str)
     assert refused.value.field == field
 
 
+CALLED: list[dict[str, Any]] = [
+    *HI,
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "1", "content": "red"},
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "signs", "sent"),
+    [
+        (HI, True, True),
+        (CALLED, True, False),
+        ([*CALLED, {"role": "user", "content": "and?"}], True, False),
+        ([*CALLED, {"role": "assistant", "content": "red"}, *HI], True, True),
+        (CALLED, False, True),
+    ],
+)
+def test_a_model_that_signs_its_thinking_is_not_asked_to_think_on_from_calls(
+    messages: list[dict[str, Any]], signs: bool, sent: bool
+) -> None:
+    job = Job(messages=messages, tools=TOOLS, template_kwargs={"reasoning_effort": "low"})
+    asked = litellm_request(job, "anthropic", ALL, signs_thinking=signs)
+    assert ("reasoning_effort" in asked.arguments) == sent
+    assert asked.dropped == ([] if sent else ["reasoning_effort"])
+
+
 def test_a_plain_prompt_is_sent_as_one() -> None:
     assert litellm_request(Job(prompt_text="once"), "openai", ALL).arguments == {"prompt": "once"}
 
