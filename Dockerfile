@@ -67,7 +67,7 @@ RUN python3 -m venv /opt/steno \
          transformers) /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --extra-index-url "$TORCH_CPU_INDEX" "torch==$torch+cpu" \
            && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r pins.txt ;; \
          vllm) /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r requirements/runtime.txt \
-           && /opt/steno/bin/python -m pip install --no-cache-dir -r versions.txt "vllm==$VLLM_VERSION" ;; \
+           && /opt/steno/bin/python -m pip install --no-cache-dir -r versions.txt "mistral-common>=1.11.6,<1.13" "vllm==$VLLM_VERSION" ;; \
          *) echo "ENGINE is transformers or vllm, not $ENGINE" >&2; exit 2 ;; \
        esac
 COPY --from=build /wheels /wheels
@@ -126,7 +126,7 @@ RUN python3 -m venv /opt/steno \
            && /opt/steno/bin/python -m pip install --no-cache-dir "torch==$torch" ;; \
          *) echo "TORCH is cuda or cpu, not $TORCH" >&2; exit 2 ;; \
        esac \
-    && if [ -n "$VLLM" ]; then /opt/steno/bin/python -m pip install --no-cache-dir -r versions.txt "vllm==$VLLM"; fi \
+    && if [ -n "$VLLM" ]; then /opt/steno/bin/python -m pip install --no-cache-dir -r versions.txt "mistral-common>=1.11.6,<1.13" "vllm==$VLLM"; fi \
     && /opt/steno/bin/python -m pip install --no-cache-dir wheel==0.48.0 \
     && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --require-hashes -r pins.txt \
     && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps --no-build-isolation --require-hashes -r requirements/trainer.txt \

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import mistral_common
 import pytest
+from mistral_common.guidance.grammar_factory import GrammarFactory
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from steno.contracts.chat import Job, ResponseFormat, Sampling
-from steno.contracts.errors import BadRequest
+from steno.contracts.errors import BadRequest, ConfigError
 from steno.contracts.records import ids_to_bytes
 from steno_worker.engines.vllm.args import from_fields
 from steno_worker.engines.vllm.engine import VllmTokens
@@ -128,17 +130,44 @@ async def test_a_backend_that_was_asked_for_is_kept(engine_args, asked, backend)
     assert made._config.structured_outputs_config.backend == backend
 
 
-async def test_grammars_for_a_tekken_tokenizer_are_guidance_s(engine_args, tmp_path):
-    shutil.copytree(
-        engine_args.engine.model, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*", "*.jinja")
-    )
-    shutil.copy(
-        Path(mistral_common.__file__).parent / "data" / "tekken_240911.json", tmp_path / "model" / "tekken.json"
-    )
-    fields = {"model": str(tmp_path / "model"), "dtype": "float32", "max_model_len": 256, "tokenizer_mode": "mistral"}
-    made = VllmTokens(from_fields({**fields, "tool_call_parser": "mistral"}))
+@pytest.fixture
+def tekken(engine_args, tmp_path):
+    """Fields of an engine with mistral-common's own Tekken vocabulary, told to be of a later version: its format from v11 on
+    has a grammar for every request."""
+
+    def fields(version: str) -> dict[str, object]:
+        data = json.loads((Path(mistral_common.__file__).parent / "data" / "tekken_240911.json").read_text())
+        data["config"]["version"] = version
+        if version != "v3":
+            known = list(Tekkenizer.DEPRECATED_SPECIAL_TOKENS)  # later versions have more, and write them out
+            data["special_tokens"] = known + [
+                {"rank": len(known) + n, "token_str": token, "is_control": True}
+                for n, token in enumerate(("[ARGS]", "[CALL_ID]"))
+            ]
+        model = tmp_path / "model"
+        shutil.copytree(engine_args.engine.model, model, ignore=shutil.ignore_patterns("tokenizer*", "*.jinja"))
+        (model / "tekken.json").write_text(json.dumps(data))
+        own = {"tokenizer_mode": "mistral", "tool_call_parser": "mistral"}
+        return {"model": str(model), "dtype": "float32", "max_model_len": 256, **own}
+
+    return fields
+
+
+@pytest.mark.parametrize("version", ["v3", "v11", "v13"])
+async def test_grammars_for_a_tekken_tokenizer_are_guidance_s(tekken, version):
+    made = VllmTokens(from_fields(tekken(version)))
     assert made._config.structured_outputs_config.backend == "guidance"
     assert made.constrains(Job(tools=TOOLS, tool_choice="required"))
+    assert made.constrains(Job(tools=TOOLS)) == made.constrains(Job()) == (version != "v3")
+
+
+async def test_a_mistral_common_that_vllm_can_t_use_is_said_at_the_start(tekken, monkeypatch):
+    def changed(self, *, newly_wanted: bool, **options: object) -> str:
+        raise NotImplementedError
+
+    monkeypatch.setattr(GrammarFactory, "get_lark_from_jinja", changed)
+    with pytest.raises(ConfigError, match=r"install 'mistral-common<1\.13'.*newly_wanted"):
+        VllmTokens(from_fields(tekken("v13")))
 
 
 @pytest.mark.parametrize(

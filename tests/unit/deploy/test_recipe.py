@@ -158,12 +158,15 @@ def test_adam_in_the_hosts_memory_needs_no_cuda_compiler() -> None:
 
 def test_vllm_is_the_version_whose_private_names_are_used() -> None:
     """`weight_receiver.py` and `nccl/vllm_group.py` are written against it."""
-    [wanted] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["vllm"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    beside, wanted = extras["vllm"]
     dockerfile = (ROOT / "Dockerfile").read_text()
     [pinned] = re.findall(r"^ARG VLLM_VERSION=(\S+)$", dockerfile, re.MULTILINE)
     tested = re.search(r"^vllm==([\d.]+)", (ROOT / "requirements/vllm-cpu.txt").read_text(), re.MULTILINE)
     assert wanted == "vllm>=0.32,<0.33" and pinned.startswith("0.32.") and (tested is None or tested[1] == pinned)
     assert f"--build-arg VLLM={pinned}" in dockerfile, "the trainer's image, for nccl"
+    installs = re.findall(r"^.* install .*\"vllm==.*$", dockerfile, re.MULTILINE)
+    assert len(installs) == 2 and all(f'"{beside}"' in line for line in installs)
 
 
 def test_the_line_for_two_machines_is_one_that_torchrun_takes() -> None:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from steno.contracts.chat import CONTINUES, OPEN_END, Job, Message, Tool
-from steno.contracts.errors import BadRequest
+from steno.contracts.errors import BadRequest, ConfigError
 from steno_worker.chat.decode import ByteDecoder
 from steno_worker.chat.fewest import FewestTokens
 from steno_worker.chat.interfaces import END_OF_PROMPT, Decoder, check_template_options
@@ -75,6 +76,8 @@ class VllmFormat:
         stops = {ends} if isinstance(ends, int) else set(ends)
         stops |= set() if own is None else {own}
         self.stop_ids = frozenset(stops | self._closer(stops))
+        if self._always_adjusts:
+            self._check_mistral_grammars()
 
     @property
     def has_tools(self) -> bool:
@@ -215,6 +218,16 @@ class VllmFormat:
     def _always_adjusts(self) -> bool:
         """Mistral's own tokenizer has a grammar for every request, so that its special tokens can't leak."""
         return is_mistral_tokenizer(self._tokenizer) and self._tokenizer.supports_grammar and self.has_tools
+
+    def _check_mistral_grammars(self) -> None:
+        """Raises: ConfigError: vLLM's parser does not know this mistral-common, whose functions change in minor versions."""
+        try:
+            self._grammar(Job())
+        except (AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"vLLM's parser can't use mistral-common {version('mistral-common')}, install 'mistral-common<1.13': {error}",
+                field="tool_call_parser",
+            ) from error
 
     def _check_fits(self, text: object, field: str) -> None:
         """Raises: ContextOverflow, before anything is tokenised."""
