@@ -159,12 +159,20 @@ def says_stopped(console: Console) -> Iterator[None]:
 
 
 def free_port(wanted: int | None) -> int:
-    """`wanted`, or if nobody wants one, PORT or any other. Raises: DemoFailed: something listens at the one that is wanted, and
-    the demo would record what it says."""
+    """`wanted`, or if nobody wants one, PORT or any other. It stays bound while this process lives: no other program is given it
+    as a free one before the proxy listens there.
+
+    Raises: DemoFailed: something listens at the one that is wanted, and the demo would record what it says.
+    """
     for port in (PORT, 0) if wanted is None else (wanted,):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return int(probe.getsockname()[1])
+        probe = socket.socket()
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the proxy can listen there all the same
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            probe.close()
+            continue
+        found = int(probe.getsockname()[1])
+        probe.detach()  # the descriptor stays open
+        return found
     raise DemoFailed(f"--port {wanted}: the address is in use already" if wanted else "no port of 127.0.0.1 is free")

@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from steno.contracts.rest import Trial
 from steno_cli.demo import processes
-from steno_cli.demo.processes import DemoProcess, until_served
+from steno_cli.demo.processes import DemoProcess, free_port, until_served
 
 MODELS = b'{"data": [{"id": "tiny"}]}'
 
@@ -78,3 +79,11 @@ async def test_what_a_process_that_does_not_end_has_started_is_killed_with_it(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         os.close(ours)
+
+
+def test_a_free_port_is_given_to_no_other_program_before_the_proxy_listens() -> None:
+    port = free_port(0)
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as listener, socket.create_connection(listener.getsockname()):
+        pass
