@@ -84,9 +84,18 @@ class EmbeddedProxy:
     def __init__(self, host: str) -> None:
         self.key, self.worker_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self._log = Path(mkdtemp(prefix="steno-proxy-")) / "proxy.log"
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-            free.bind((host, 0))
-            port = free.getsockname()[1]
+        # Bound until the proxy listens there: no other program is given the port as a free one.
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as reserved:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind((host, 0))
+            self._start(host, reserved.getsockname()[1])
+
+    def check(self) -> None:
+        """Raises: RuntimeError: it has ended."""
+        if (code := self._process.poll()) is not None:
+            raise RuntimeError(f"the proxy ended with exit code {code}: {self._said()}")
+
+    def _start(self, host: str, port: int) -> None:
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         given = {"STENO_ADMIN_KEY": self.key, "STENO_WORKER_KEY": self.worker_key}
         command = [sys.executable, "-m", "steno", "proxy", "--host", host, "--port", str(port)]
@@ -101,11 +110,6 @@ class EmbeddedProxy:
             if time.monotonic() > until:
                 raise RuntimeError(f"the proxy did not start within {START_S:.0f} s: {self._said()}")
             time.sleep(0.05)
-
-    def check(self) -> None:
-        """Raises: RuntimeError: it has ended."""
-        if (code := self._process.poll()) is not None:
-            raise RuntimeError(f"the proxy ended with exit code {code}: {self._said()}")
 
     def _answers(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
