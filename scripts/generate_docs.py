@@ -81,7 +81,7 @@ _SEEN_INTRO = f"""\
 These agents were run unchanged, by hand, on {DATES}. Each had a task of ten turns, with single and parallel calls and reasoning.
 Most also called a tool that does not exist, and met an engine that refuses with 503. An empty last column means that the record
 is one branch, in which each turn goes on from the one before it token by token, and that the agent waited out the refusal.
-[SWE-agent](#swe-agent) and Crush, whose npm package fetches its program from GitHub, could not be installed there.
+Crush, whose npm package fetches its program from GitHub, could not be installed there.
 
 A request is a *root* if it goes on from no recorded turn: its whole prompt is rendered anew. A request is a *fork* if it begins
 a new branch. The tokens that were sampled before stay on record, and are trained in their own sample; the new branch has them as

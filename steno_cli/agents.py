@@ -276,19 +276,20 @@ AGENTS: dict[str, Agent] = {
         "mini-swe-agent", "OpenAI chat", "pip install mini-swe-agent mcp", _BY_TESTS.format("2.4.6"), _mini_swe_agent
     ),
     "swe-agent": Agent(
-        "SWE-agent", "OpenAI chat", "pip install git+https://github.com/SWE-agent/SWE-agent", "", _swe_agent,
-        "SWE-agent's cost limits must be off, since it knows no price of this model. Its default temperature is 0. The "
-        "package of its name on PyPI is a preview of 2024 that can't be installed: a package that it needs does not "
-        "exist. So it was not run. What its source sends by LiteLLM's chat completions (cache marks, `n`, requeries, "
-        "actions as calls and as text) was sent by hand on 2026-11-22. If SWE-agent can't use a reply (no call or "
-        "several, arguments that are no JSON, a command that is blocked or that bash can't read), it shows the reply once "
-        "more, without its calls and with a complaint, and then forgets it. The requery is a fork (`assistant_rewritten`, "
-        "if the reply had calls), and the request after the requery is a fork, too (`history_dropped`). With "
-        "`max_requeries: 1` under `agent` it does not ask again: the first such reply ends the task (`exit_format`), and "
-        "SWE-agent submits what is done by then; with 0 it asks nothing at all. With `parse_function: {type: "
-        "action_only}` under `agent.tools` it sends no tools, and takes each reply as a whole as a command. Then no reply "
-        "lacks a call or has broken arguments, and the system template must name the commands (`{{command_docs}}`). The "
-        "other types of `parse_function` that read text ask again if a reply holds no action.",
+        "SWE-agent", "OpenAI chat", "git clone https://github.com/SWE-agent/SWE-agent && pip install -e ./SWE-agent",
+        _BY_HAND.format("2026-11-29", "1.1.0"), _swe_agent,
+        "Run it in its checkout: without the `config` and `tools` there it does not start. The package of its name on "
+        "PyPI is a preview of 2024 that can't be installed. SWE-agent's cost limits must be off, since it knows no price "
+        "of this model. Its default temperature is 0. It starts containers by itself: under `steno rollout` it needs "
+        "`--confine off`. If SWE-agent can't use a reply (no call or several, a tool that does not exist, arguments that "
+        "are no JSON, a command that is blocked or that bash can't read), it shows the reply once more, without its calls "
+        "and with a complaint, and then forgets it. The requery is a fork (`assistant_rewritten`, if the reply had "
+        "calls), and the request after the requery is a fork, too (`history_dropped`). With `max_requeries: 1` under "
+        "`agent` it does not ask again: the first such reply ends the task (`exit_format`), and SWE-agent submits what is "
+        "done by then; with 0 it asks nothing at all. With `parse_function: {type: action_only}` under `agent.tools` it "
+        "sends no tools, and takes each reply as a whole as a command. Then no reply lacks a call or has broken "
+        "arguments, and the system template must name the commands (`{{command_docs}}`). The other types of "
+        "`parse_function` that read text ask again if a reply holds no action.",
     ),
     "openhands": Agent(
         "OpenHands", "OpenAI chat", "uv tool install openhands", _BY_HAND.format("2026-11-22", "1.16.0"), _openhands,
