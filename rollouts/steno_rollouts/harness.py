@@ -156,7 +156,10 @@ class Rollouts:
             # A group is not made before its first trial can run: until then it would only grow old.
             async with self._pool.places:
                 full = None
-                if admitted or await self._admission.admits(self._in_hand):
+                admits = admitted or await self._admission.admits(self._in_hand)
+                if self._first.stopped is not None:  # by a trial that ended meanwhile
+                    return True
+                if admits:
                     try:
                         group = await self._registration.register(plan, identity)
                     except StoreFull as error:

@@ -121,6 +121,8 @@ class TrialPool:
         launcher's. The rollouts are stopped: until then."""
         while self._first.stopped is None and (self._tasks or self._waits_for_others()):
             await self.look_at_others()
+            if self._first.stopped is not None:
+                return
             if not self._tasks:  # none of ours tells whose fault it was, and another launcher may wait for these
                 await self.give_up(self._first.let_go())
             if self._tasks:  # one of these may be lost yet

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +168,29 @@ async def test_failures_stop_rollouts_that_are_held_back_too(
             await rolled(found, stand)
     assert len(stand.started) == well + in_a_row
     assert [session.status for session in sessions(run)].count("open") == 2
+
+
+@pytest.mark.parametrize("held", [1, 0], ids=["held back", "admitted"])
+async def test_what_failed_stays_open_where_rollouts_stop_while_a_group_waits_to_begin(
+    stack: Stack, tmp_path: Path, sessions: Sessions, held: int
+) -> None:
+    """It is not given up as where no trial can begin: none will, and no group is made any more."""
+    run = f"stopped-{held}"
+    found = prepared(stack, tmp_path, run, tasks=3, groups_per_step=1, max_staleness_steps=0, stop_after_failures=2)
+    stand, asked = Stand(), itertools.count(1)
+    stand.exits = lambda trial, attempt: Exit(int(len(stand.started) > 2))
+
+    async def in_hand() -> int:
+        if next(asked) <= 2:
+            return 0
+        await until(lambda: rollouts._first.stopped is not None and not rollouts._pool._tasks)
+        return held
+
+    async with found.client() as client:
+        rollouts = found.rollouts(client, executor=stand, in_hand=in_hand)
+        with pytest.raises(RolloutsStopped, match="stopped: 2 trials in a row"):
+            await rollouts.run(epochs(found.tasks, 1))
+    assert Counter(session.status for session in sessions(run)) == {"completed": 2, "open": 2}
 
 
 async def test_failures_in_a_row_count_over_rollouts_that_follow_each_other(stack: Stack, tmp_path: Path) -> None:
