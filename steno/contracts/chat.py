@@ -198,7 +198,8 @@ class CanonicalRequest(msgspec.Struct):
 
 IMAGES = "images"
 """The capability, on a model's card, of taking images in messages."""
-NO_IMAGES = "the model takes text only, no images"
+NO_IMAGES = "Could not process image: the model takes text only"
+"""It begins with Anthropic's words: by these Claude Code and Kimi Code know to ask again without the image."""
 
 
 def has_images(messages: list[Message]) -> bool:

@@ -125,5 +125,5 @@ def test_a_model_that_takes_none_refuses_it_by_name_and_nothing_is_recorded(fron
     answer = httpx.post(front.base_url("blind") + "/chat/completions", json=body, timeout=60)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "messages.0.content.1.image_url")
-    assert "the model takes text only, no images" in error["message"]
+    assert "Could not process image: the model takes text only" in error["message"]
     assert httpx.get(f"{front.url}/sessions/blind", timeout=60).status_code == 404

@@ -165,9 +165,8 @@ async def test_errors_before_the_first_byte() -> None:
             await sdk(proxy).messages.create(model="m", max_tokens=9, messages=[HI])
         assert nobody.value.status_code == 503 and int(nobody.value.response.headers["retry-after"]) >= 1
         image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-        with pytest.raises(
-            anthropic.BadRequestError, match=r"messages\.0\.content\.0\.source: the model takes text only, no images"
-        ):
+        said = r"messages\.0\.content\.0\.source: Could not process image: the model takes text only"
+        with pytest.raises(anthropic.BadRequestError, match=said):
             await sdk(proxy).messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": [image]}])
 
 

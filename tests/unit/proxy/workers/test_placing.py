@@ -237,5 +237,5 @@ def test_tokens_are_said_of_the_model_that_is_meant_by_a_worker_that_can() -> No
     with pytest.raises(NoWorker, match="the policy 'default' now"):
         to_tokenize("trial", Job(), [judge], "gpt", is_model=False, has_default=True)
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}
-    with pytest.raises(BadRequest, match="images"):
+    with pytest.raises(BadRequest, match="not process image"):
         asked("m", workers, Job(messages=[{"role": "user", "content": [picture]}]))
