@@ -187,13 +187,14 @@ def test_blocks_that_were_closed_before_the_cut_stand_as_they_were_told(two: Sta
     body = {"model": "m", "max_tokens": 4096, "stream": True, "tools": tools}
     body["messages"] = [{"role": "user", "content": "call"}]
     events: list[dict[str, Any]] = []
-    killed, written = False, ""
+    killed, written, pieces = False, "", 0
     with httpx.stream("POST", two.base_url("blocks") + "/messages", json=body, timeout=300) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 events.append(json.loads(line[6:]))
                 written += events[-1].get("delta", {}).get("partial_json", "")
-                if "word10" in written and not killed:
+                pieces += events[-1]["type"] == "content_block_delta" and events[-1]["index"] == 2
+                if pieces > 10 and not killed:
                     killed = True
                     [turn] = two.turns("blocks")
                     assert turn["finish_reason"] == "open" and turn["partial"]

@@ -2,9 +2,10 @@
 
 An answer is a list of blocks: thinking (for clients that asked for it), text, then tool_use, each opened, filled and closed in
 that order. A client may act on a closed block and keeps it when the stream breaks, so `closes` tells the turn when one is
-about to be closed (I3). A tool call whose arguments are no JSON object is streamed as it was sampled; in an answer in one
-piece, where `input` must be an object, it is `{"__unparsedToolInput": "<as sampled>"}`, which is how Claude Code sends such a
-call back. Text of nothing but white space is no block. Requests are `jobs.py`, the OpenAPI operations `schema.py`.
+about to be closed (I3). The `input` of a tool call is an object: arguments that are none are `{"__unparsedToolInput": "<as
+sampled>"}`, which is how Claude Code sends such a call back. In a stream all arguments are held back until their block is
+closed, as Anthropic does, whose SDK fails on what is no JSON; until then each piece is an empty delta. Text of nothing but white
+space is no block. Requests are `jobs.py`, the OpenAPI operations `schema.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ _NOTHING, _THINKING, _TEXT = -1, -2, -3
 """Which block is open: one of these, or the index of a tool call."""
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b}}\n\n'
+_HELD = b'{"type":"input_json_delta","partial_json":""'
 _START = b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
 _STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
 
@@ -113,13 +115,13 @@ def signature(turn_id: str) -> str:
 
 
 def _input(arguments: str) -> Any:
+    """As it was sampled if that is an object: a number written anew may be another one."""
     if not arguments or arguments.isspace():
         return {}
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
         value = None
-    # As it was sampled: a number written anew may be another one.
     return msgspec.Raw(arguments.encode()) if isinstance(value, dict) else {"__unparsedToolInput": arguments}
 
 
@@ -172,6 +174,7 @@ class MessagesWriter:
         self._open = _NOTHING
         self._blocks = 0  # opened so far; the open one has the index before
         self._calls: dict[int, int] = {}  # tool call -> its block
+        self._arguments = ""  # of the open one
         self._space: list[str] = []  # white space that text began with: shown once there is more
 
     def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
@@ -242,8 +245,10 @@ class MessagesWriter:
             block = self._calls[call.index] = self._blocks - 1
         if not call.arguments:
             return start
-        delta = b'{"type":"input_json_delta","partial_json":' + to_json(call.arguments)
-        return start + _DELTA % (block, delta)
+        if call.index != self._open:  # of a block that is closed: too late to be held back
+            return _DELTA % (block, b'{"type":"input_json_delta","partial_json":' + to_json(call.arguments))
+        self._arguments += call.arguments
+        return start + _DELTA % (block, _HELD)
 
     def _delta(self, delta: bytes) -> bytes:
         return _DELTA % (self._blocks - 1, delta)
@@ -259,9 +264,13 @@ class MessagesWriter:
     def _close(self) -> bytes:
         if self._open == _NOTHING:
             return b""
-        signed = b""
+        last = b""
         if self._open == _THINKING:
             seal = to_json(signature(self._header.answer_id))
-            signed = self._delta(b'{"type":"signature_delta","signature":' + seal)
+            last = self._delta(b'{"type":"signature_delta","signature":' + seal)
+        elif self._arguments:
+            whole = to_json(to_json(_input(self._arguments)).decode())
+            last = self._delta(b'{"type":"input_json_delta","partial_json":' + whole)
+            self._arguments = ""
         self._open = _NOTHING
-        return signed + _STOP % (self._blocks - 1)
+        return last + _STOP % (self._blocks - 1)

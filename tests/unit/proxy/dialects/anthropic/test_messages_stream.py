@@ -212,7 +212,8 @@ def test_the_events_of_an_answer_in_their_order() -> None:
         ("content_block_start", None), ("content_block_delta", "thinking_delta"), ("content_block_delta", "signature_delta"),
         ("content_block_stop", None),
         ("content_block_start", None), ("content_block_delta", "text_delta"), ("content_block_stop", None),
-        ("content_block_start", None), ("content_block_delta", "input_json_delta"), ("content_block_stop", None),
+        ("content_block_start", None), ("content_block_delta", "input_json_delta"), ("content_block_delta", "input_json_delta"),
+        ("content_block_stop", None),
         ("message_delta", None), ("message_stop", None),
     ]  # fmt: skip
     assert {event.type for event in events} == set(ORDER)
@@ -265,13 +266,25 @@ def test_an_empty_answer_has_no_blocks() -> None:
     assert WIRE.read(MessagesDialect().answer(REQUEST, HEADER, [choice({"content": " \n"})])).content == []
 
 
-@pytest.mark.parametrize("arguments", ['{"cut', "[1]", "text"])
-def test_arguments_that_are_no_object_are_given_as_they_were_sampled(arguments: str) -> None:
+@pytest.mark.parametrize("arguments", ['{"cut', "[1]", "text", '{"a": "b\nc"}', '{"a": "\\ud99c"}'])
+def test_arguments_that_no_client_can_read_are_text_in_an_object(arguments: str) -> None:
+    """Also in a stream, of which Anthropic's SDK would fail otherwise."""
     ended = choice(canonical({"content": "", "reasoning": "", "calls": [("f", arguments)]}), "tool_calls")
-    [block] = WIRE.read(MessagesDialect().answer(REQUEST, HEADER, [ended])).content
-    assert block.type == "tool_use" and block.input == {"__unparsedToolInput": arguments}
-    events = WIRE.events(stream([Piece(tool_calls=[call(0, arguments, "f")])], ended))
-    assert [e.delta.partial_json for e in events if e.type == "content_block_delta"] == [arguments]
+    pieces = [Piece(tool_calls=[call(0, text, "f" if at == 0 else "")]) for at, text in enumerate(arguments)]
+    for read in (
+        WIRE.read(MessagesDialect().answer(REQUEST, HEADER, [ended])), WIRE.read_stream(stream(pieces, ended))
+    ):  # fmt: skip
+        [block] = read.content
+        assert block.type == "tool_use" and block.input == {"__unparsedToolInput": arguments}
+
+
+def test_arguments_are_held_back_until_their_block_is_closed() -> None:
+    """As they were sampled then; each piece before is an event, so that nobody takes the stream for dead."""
+    sampled = '{"a":1.0, "b":123456789012345678901}'
+    pieces = [Piece(tool_calls=[call(0, sampled[:5], "f")]), Piece(tool_calls=[call(0, sampled[5:])])]
+    events = WIRE.events(stream([*pieces, Piece(tool_calls=[call(1, "{}", "g")])], choice({}, "tool_calls")))
+    deltas = [e.delta.partial_json for e in events if e.type == "content_block_delta"]
+    assert deltas == ["", "", sampled, "", "{}"]
 
 
 def test_numbers_in_arguments_are_written_as_they_were_sampled() -> None:
