@@ -171,7 +171,8 @@ def place(
             able.setdefault(worker, card)
     if not able:
         if same or order.attempt:
-            raise WorkersAway("no worker that can serve this request is connected now")
+            other = "other " if order.avoid else ""
+            raise WorkersAway(f"no {other}worker that can serve this request is connected now")
         if not offered:
             raise NoWorker(
                 "no worker is connected: start one (steno worker --proxy URL), or wait until it has loaded its model"
