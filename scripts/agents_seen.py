@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DATES = "2026-11-21 and 22"
+DATES = "2026-11-21, 22 and 29"
 
 
 class AgentReport(NamedTuple):
@@ -44,6 +44,38 @@ SEEN = (
     AgentReport("LlamaIndex", "0.14.25", "chat, streamed"),
     AgentReport("Haystack", "3.4.0", "chat"),
     AgentReport("Agno", "3.1.10", "chat; streamed and not"),
+    AgentReport("Claude Agent SDK", "0.2.189", "Messages", "with tools in its own process, and sub-agents"),
+    AgentReport(
+        "Kimi Code", "2.1.0", "chat, Messages; streamed",
+        "type `kimi`: one branch, a stream that broke is gone on from. Type `openai`: its second turn is a root, since it adds "
+        "`reasoning_effort` there. Type `anthropic`: a stream that broke ends its task",
+    ),
+    AgentReport(
+        "deepagents", "0.7.32", "chat, Responses, Messages",
+        "a stream that broke ends its task; in chat and Responses so do arguments that are no JSON",
+    ),
+    AgentReport(
+        "Hermes", "0.19.0", "chat, Messages; streamed",
+        "`echoed_as` says `space`; in chat, arguments that are no JSON end its task",
+    ),
+    AgentReport(
+        "OpenClaw", "2026.9.2", "chat, Responses, Messages; streamed",
+        "once its first tool has run, a 503 or a stream that broke ends its task; in chat so do arguments that are no JSON",
+    ),
+    AgentReport("nanobot", "0.3.5", "chat, Messages; streamed", "a stream that broke ends its task, with exit code 0"),
+    AgentReport(
+        "CAMEL", "0.2.90", "chat, Messages",
+        "its second `step()` has the history in another order, which is a fork; arguments that are no JSON end its task",
+    ),
+    AgentReport(
+        "Open Interpreter", "0.4.3", "chat, streamed",
+        "tools as calls: `echoed_as` says `split`, and of parallel calls it keeps the first, which is a fork. As text: each "
+        "turn is a root",
+    ),
+    AgentReport(
+        "browser-use", "0.13.14", "chat, Messages, Gemini",
+        "its history is one message: each turn is a root. It asks for a JSON schema, and tokens under a grammar are not trained",
+    ),
     AgentReport("Trae Agent", "0.1.0", "Messages", "six turns; text and each call come back as messages of their own"),
     AgentReport("CrewAI", "1.15.30", "chat", "calls come back without the text beside them: `echoed_as` says `calls`"),
     AgentReport("Semantic Kernel", "1.45.0", "chat", "as CrewAI; after five rounds it offers no tools any more, which is a root"),
