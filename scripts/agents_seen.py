@@ -46,11 +46,6 @@ SEEN = (
     AgentReport("Agno", "3.1.10", "chat; streamed and not"),
     AgentReport("Claude Agent SDK", "0.2.189", "Messages", "with tools in its own process, and sub-agents"),
     AgentReport(
-        "Kimi Code", "2.1.0", "chat, Messages; streamed",
-        "type `kimi`: one branch, a stream that broke is gone on from. Type `openai`: its second turn is a root, since it adds "
-        "`reasoning_effort` there. Type `anthropic`: a stream that broke ends its task",
-    ),
-    AgentReport(
         "deepagents", "0.7.32", "chat, Responses, Messages",
         "a stream that broke ends its task; in chat and Responses so do arguments that are no JSON",
     ),

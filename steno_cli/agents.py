@@ -212,6 +212,21 @@ def _copilot(target: AgentTarget) -> AgentSetup:
     )
 
 
+def _kimi_code(target: AgentTarget) -> AgentSetup:
+    context = {"KIMI_MODEL_MAX_CONTEXT_SIZE": str(target.context_tokens)} if target.context_tokens else {}
+    return AgentSetup(
+        {
+            "KIMI_MODEL_PROVIDER_TYPE": "kimi",
+            "KIMI_MODEL_BASE_URL": target.urls["openai"],
+            "KIMI_MODEL_API_KEY": target.key,
+            "KIMI_MODEL_NAME": target.model,
+            "KIMI_MODEL_CAPABILITIES": "thinking,tool_use",
+            **context,
+        },
+        'kimi -p "$TASK" --output-format stream-json </dev/null',
+    )
+
+
 def _gemini_cli(target: AgentTarget) -> AgentSetup:
     settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
     return AgentSetup(
@@ -319,6 +334,13 @@ AGENTS: dict[str, Agent] = {
         _BY_HAND.format("2026-11-21", "1.0.102"), _copilot,
         "No account is needed. `COPILOT_PROVIDER_WIRE_API=responses` and `COPILOT_PROVIDER_TYPE=anthropic` (with the base URL of "
         "Anthropic's clients) work as well.",
+    ),
+    "kimi-code": Agent(
+        "Kimi Code", "OpenAI chat, streamed", "npm install -g @moonshot-ai/kimi-code", _BY_HAND.format("2026-11-29", "2.1.0"),
+        _kimi_code,
+        "It needs Node.js 22.19. If a stream breaks, it goes on from the part that it has. With the provider type `openai` it "
+        "adds `reasoning_effort` from its second turn on, which then is a root. With `anthropic` a stream that broke ends its "
+        "task.",
     ),
     "openai": Agent(
         "OpenAI SDK, and what is built on it", "chat, completions, Responses", "pip install openai", "run by the tests", _openai
