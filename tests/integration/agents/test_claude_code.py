@@ -186,7 +186,7 @@ def test_a_compaction_is_a_branch_and_what_follows_it_a_root(stack: Stack, tmp_p
 
 @pytest.mark.parametrize("where", ["in a sentence", "in a CALL"])
 def test_an_answer_that_was_cut_off_by_length_is_gone_on_from(stack: Stack, tmp_path: Path, where: str) -> None:
-    """It asks for more, or answers the half call, which it sends back as `{"__unparsedToolInput": {"raw": …, "len": …}}`."""
+    """It asks for more, or answers the half call, which it is told of as `{"__unparsedToolInput": "…"}`."""
     trial_id = f"claude-length-{where[-4:].lower()}"
     run_claude(stack, trial_id, f"LENGTH {where}, then fix the bug in src/calc.py", tmp_path)
     turns = stack.turns(trial_id)

@@ -4,8 +4,8 @@ An answer is a list of blocks: thinking (for clients that asked for it), text, t
 that order. A client may act on a closed block and keeps it when the stream breaks, so `closes` tells the turn when one is
 about to be closed (I3). The `input` of a tool call is an object: arguments that are none are `{"__unparsedToolInput": "<as
 sampled>"}`, which is how Claude Code sends such a call back. In a stream all arguments are held back until their block is
-closed, as Anthropic does, whose SDK fails on what is no JSON; until then each piece is an empty delta. Text of nothing but white
-space is no block. Requests are `jobs.py`, the OpenAPI operations `schema.py`.
+closed, since Anthropic's SDK fails on what is no JSON; until then each piece is an empty delta. Text of nothing but white space
+is no block. Requests are `jobs.py`, the OpenAPI operations `schema.py`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class MessagesWriter:
         self._open = _NOTHING
         self._blocks = 0  # opened so far; the open one has the index before
         self._calls: dict[int, int] = {}  # tool call -> its block
-        self._arguments = ""  # of the open one
+        self._arguments: list[str] = []  # of the open one
         self._space: list[str] = []  # white space that text began with: shown once there is more
 
     def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
@@ -204,12 +204,18 @@ class MessagesWriter:
         if piece.content and self._open == _TEXT and not (piece.reasoning or piece.tool_calls):
             return self._delta(b'{"type":"text_delta","text":' + to_json(piece.content))
         out = b""
+        # The end of a call may come with what follows it, which closes its block.
+        for call in piece.tool_calls:
+            if call.index == self._open:
+                out += self._call(call)
+        going_on = self._open
         if piece.reasoning and not self._hides_reasoning:
             out += self._reasoning(piece.reasoning)
         if piece.content:
             out += self._text(piece.content)
         for call in piece.tool_calls:
-            out += self._call(call)
+            if call.index != going_on:
+                out += self._call(call)
         return out
 
     def finish(self, choice: Choice) -> bytes:
@@ -245,9 +251,9 @@ class MessagesWriter:
             block = self._calls[call.index] = self._blocks - 1
         if not call.arguments:
             return start
-        if call.index != self._open:  # of a block that is closed: too late to be held back
-            return _DELTA % (block, b'{"type":"input_json_delta","partial_json":' + to_json(call.arguments))
-        self._arguments += call.arguments
+        if call.index != self._open:  # its block is closed: nothing can be added to an object
+            return b""
+        self._arguments.append(call.arguments)
         return start + _DELTA % (block, _HELD)
 
     def _delta(self, delta: bytes) -> bytes:
@@ -269,8 +275,8 @@ class MessagesWriter:
             seal = to_json(signature(self._header.answer_id))
             last = self._delta(b'{"type":"signature_delta","signature":' + seal)
         elif self._arguments:
-            whole = to_json(to_json(_input(self._arguments)).decode())
+            whole = to_json(to_json(_input("".join(self._arguments))).decode())
             last = self._delta(b'{"type":"input_json_delta","partial_json":' + whole)
-            self._arguments = ""
+            self._arguments = []
         self._open = _NOTHING
         return last + _STOP % (self._blocks - 1)

@@ -287,6 +287,20 @@ def test_arguments_are_held_back_until_their_block_is_closed() -> None:
     assert deltas == ["", "", sampled, "", "{}"]
 
 
+def test_the_end_of_a_call_may_come_with_what_follows_it() -> None:
+    """Where one token, or one step of the engine, holds both."""
+    pieces = [
+        Piece(tool_calls=[call(0, '{"a": 1', "f")]),
+        Piece(content=")", tool_calls=[call(0, "}"), call(1, "{}", "g")]),
+    ]
+    read = WIRE.read_stream(stream(pieces, choice({}, "tool_calls")))
+    assert [getattr(block, "input", None) or getattr(block, "text", None) for block in read.content] == [
+        {"a": 1},
+        ")",
+        None,
+    ]
+
+
 def test_numbers_in_arguments_are_written_as_they_were_sampled() -> None:
     ended = choice(canonical({"content": "", "reasoning": "", "calls": [("f", '{"a":1.0,"b":123456789012345678901}')]}))
     assert b'"input":{"a":1.0,"b":123456789012345678901}' in MessagesDialect().answer(REQUEST, HEADER, [ended])
