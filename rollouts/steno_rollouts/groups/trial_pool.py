@@ -143,8 +143,9 @@ class TrialPool:
 
     async def settle_failed(self) -> bool:
         """No trial can be begun now. If none runs either, nobody tells whose fault it was that others failed before their first
-        turn: they are given up if any trial of the run has had one, here, elsewhere or earlier. Returns: False: none has."""
-        if self._tasks or not self._first.held:
+        turn: they are given up if any trial of the run has had one, here, elsewhere or earlier. They stay open where the rollouts
+        have been stopped. Returns: False: none has."""
+        if self._tasks or not self._first.held or self._first.stopped is not None:
             return True
         if not self._first.proven and not await self._proven_elsewhere():
             return False

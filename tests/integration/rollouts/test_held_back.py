@@ -193,6 +193,30 @@ async def test_what_failed_stays_open_where_rollouts_stop_while_a_group_waits_to
     assert Counter(session.status for session in sessions(run)) == {"completed": 2, "open": 2}
 
 
+async def test_a_full_store_gives_up_nothing_of_what_failed_once_rollouts_have_stopped(
+    stack: Stack, tmp_path: Path, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may say so long after it was asked: a launcher waits for a proxy that is away."""
+    monkeypatch.setattr(harness, "FULL_S", 0.01)
+    create, asked = PatientSteno.create_group, itertools.count(1)
+
+    async def full(client: PatientSteno, spec: GroupSpec) -> GroupTrials:
+        if next(asked) <= 2:
+            return await create(client, spec)
+        await until(lambda: rollouts._first.stopped is not None and not rollouts._pool._tasks)
+        raise StoreFull("Redis uses 85% of its memory")
+
+    monkeypatch.setattr(PatientSteno, "create_group", full)
+    found = prepared(stack, tmp_path, "stopped-full", tasks=3, stop_after_failures=2)
+    stand = Stand()
+    stand.exits = lambda trial, attempt: Exit(int(len(stand.started) > 2))
+    async with found.client(patient=True) as client:
+        rollouts = found.rollouts(client, executor=stand)
+        with pytest.raises(RolloutsStopped, match="stopped: 2 trials in a row"):
+            await rollouts.run(epochs(found.tasks, 1))
+    assert Counter(session.status for session in sessions("stopped-full")) == {"completed": 2, "open": 2}
+
+
 async def test_failures_in_a_row_count_over_rollouts_that_follow_each_other(stack: Stack, tmp_path: Path) -> None:
     """As those of a trainer that asks for one group at a time."""
     found = prepared(stack, tmp_path, "one-by-one", tasks=3, stop_after_failures=3)
