@@ -96,7 +96,7 @@ class GenerationEndpoint:
             await self._serve(trial_id, scope, receive, client)
         except StenoError as error:
             if not isinstance(error, ClientLeft) and self._note_writer.refused(trial_id, error):
-                how = "refused" if client.breaks is None else "broken off"
+                how = "broken off" if client.started else "refused"
                 log.info("request %s: %d %s: %s", how, error.status, error.code, error.message)
             if client.breaks is None and not isinstance(error, ClientLeft):  # it never began
                 self._turns.recorder.refused(trial_id, error)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
+import httpx
 import pytest
 from rich.console import Console
 
@@ -14,7 +16,7 @@ from steno_cli.terminal.tree import headline
 from steno_proxy.session_cache import note_writer
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.support.workers.parrot import ParrotEngine
+from tests.support.workers.parrot import ParrotEngine, Say
 
 
 async def noted(proxy: Proxy, trial_id: str, **counts: int) -> Notes:
@@ -54,6 +56,19 @@ async def test_what_was_refused_is_seen_on_the_session(
         assert "notes: invalid_request 3" in text and "(3 times): " in text
         listed = [session async for session in proxy.steno.sessions()]
         assert [session.notes for session in listed] == [None, None]
+
+
+@pytest.mark.parametrize(("stream", "said"), [(True, "request broken off: 503"), (False, "request refused: 503")])
+async def test_the_log_tells_a_stream_that_broke_from_a_request_that_was_refused(
+    stream: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine fails in the middle of the answer. What comes in one piece has had no status by then."""
+    caplog.set_level(logging.INFO)
+    async with running(ParrotEngine(lambda request: Say("abcdefgh", fail_after=3))) as proxy:
+        with contextlib.suppress(httpx.RemoteProtocolError):  # so a stream of chat breaks
+            assert (await proxy.chat("t", "x", stream=stream)).status_code == 503
+        assert [line[: len(said)] for line in caplog.messages if line.startswith("request ")] == [said]
+        assert any("no other worker that can serve this request" in line for line in caplog.messages)
 
 
 async def test_a_refused_request_makes_no_session() -> None:
