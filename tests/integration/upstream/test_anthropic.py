@@ -67,6 +67,7 @@ def test_it_is_not_asked_to_think_on_from_calls(in_front: Callable[..., Stack]) 
         ("bedrock/anthropic.claude-sonnet-4-5-20250929-v1:0", True),
         ("bedrock/us.anthropic.claude-opus-4-6-v1", False),
         ("openai/gpt-5", False),
+        ("hosted_vllm/claude-distilled", False),
     ],
 )
 def test_who_signs_its_thinking_is_read_from_litellms_table(model: str, signs: bool) -> None:

@@ -28,6 +28,8 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 import litellm
 
 logger = logging.getLogger(__name__)
+CLAUDES = frozenset({"anthropic", "bedrock", "vertex_ai"})
+"""Whose Claude is Anthropic's own, by LiteLLM's names."""
 UNKNOWN_CONTEXT_TOKENS = 131_072
 """Where LiteLLM's table does not know the model; the upstream refuses what is really too long."""
 
@@ -167,7 +169,7 @@ def _known(name: str, provider: str, field: str) -> Any:
 
 def _signs_thinking(name: str, provider: str) -> bool:
     """Claude does, but for models that choose by themselves when to think (from 4.6 on)."""
-    return "claude" in name.lower() and not _known(name, provider, "supports_adaptive_thinking")
+    return provider in CLAUDES and "claude" in name.lower() and not _known(name, provider, "supports_adaptive_thinking")
 
 
 def _context_tokens(name: str, provider: str) -> int | None:
