@@ -220,12 +220,13 @@ class VllmFormat:
         return is_mistral_tokenizer(self._tokenizer) and self._tokenizer.supports_grammar and self.has_tools
 
     def _check_mistral_grammars(self) -> None:
-        """Raises: ConfigError: vLLM's parser does not know this mistral-common, whose functions change in minor versions."""
+        """Raises: ConfigError: vLLM's parser fails at each request, as with a mistral-common that it does not know."""
         try:
             self._grammar(Job())
         except (AttributeError, TypeError) as error:
             raise ConfigError(
-                f"vLLM's parser can't use mistral-common {version('mistral-common')}, install 'mistral-common<1.13': {error}",
+                f"vLLM's tool parser fails with this tokenizer: {error}. It works with 'mistral-common<1.13', and finds "
+                f"{version('mistral-common')}",
                 field="tool_call_parser",
             ) from error
 
