@@ -44,7 +44,7 @@ SEEN = (
     AgentReport("LlamaIndex", "0.14.25", "chat, streamed"),
     AgentReport("Haystack", "3.4.0", "chat"),
     AgentReport("Agno", "3.1.10", "chat; streamed and not"),
-    AgentReport("Claude Agent SDK", "0.2.189", "Messages", "with tools in its own process, and sub-agents"),
+    AgentReport("Claude Agent SDK", "0.2.189", "Messages", "a sub-agent is a root of its own"),
     AgentReport(
         "deepagents", "0.7.32", "chat, Responses, Messages",
         "a stream that broke ends its task; in chat and Responses so do arguments that are no JSON",

@@ -159,8 +159,8 @@ def says_stopped(console: Console) -> Iterator[None]:
 
 
 def free_port(wanted: int | None) -> int:
-    """`wanted`, or if nobody wants one, PORT or any other. It stays bound while this process lives: no other program is given it
-    as a free one before the proxy listens there.
+    """`wanted`, or if nobody wants one, PORT or any other. It stays bound while this process lives: no other program that asks
+    for any free port is given it before the proxy listens there.
 
     Raises: DemoFailed: something listens at the one that is wanted, and the demo would record what it says.
     """

@@ -84,7 +84,7 @@ class EmbeddedProxy:
     def __init__(self, host: str) -> None:
         self.key, self.worker_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self._log = Path(mkdtemp(prefix="steno-proxy-")) / "proxy.log"
-        # Bound until the proxy listens there: no other program is given the port as a free one.
+        # Bound until the proxy listens there: no other program that asks for any free port is given it.
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as reserved:
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind((host, 0))
