@@ -166,7 +166,7 @@ async def test_a_mistral_common_that_vllm_can_t_use_is_said_at_the_start(tekken,
         raise NotImplementedError
 
     monkeypatch.setattr(GrammarFactory, "get_lark_from_jinja", changed)
-    with pytest.raises(ConfigError, match=r"newly_wanted.*works with 'mistral-common<1\.13'"):
+    with pytest.raises(ConfigError, match=r"newly_wanted.*needs 'mistral-common<1\.13'"):
         VllmTokens(from_fields(tekken("v13")))
 
 

@@ -225,7 +225,7 @@ class VllmFormat:
             self._grammar(Job())
         except (AttributeError, TypeError) as error:
             raise ConfigError(
-                f"vLLM's tool parser fails with this tokenizer: {error}. It works with 'mistral-common<1.13', and finds "
+                f"vLLM's tool parser fails with this tokenizer: {error}. vLLM 0.32 needs 'mistral-common<1.13', installed is "
                 f"{version('mistral-common')}",
                 field="tool_call_parser",
             ) from error
