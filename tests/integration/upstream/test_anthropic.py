@@ -66,6 +66,8 @@ def test_it_is_not_asked_to_think_on_from_calls(in_front: Callable[..., Stack]) 
         ("anthropic/claude-opus-4-6", False),
         ("bedrock/anthropic.claude-sonnet-4-5-20250929-v1:0", True),
         ("bedrock/us.anthropic.claude-opus-4-6-v1", False),
+        ("vertex_ai/claude-sonnet-4-5", True),
+        ("vertex_ai/claude-opus-4-6", False),
         ("openai/gpt-5", False),
         ("hosted_vllm/claude-distilled", False),
     ],

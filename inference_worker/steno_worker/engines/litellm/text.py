@@ -29,7 +29,7 @@ import litellm
 
 logger = logging.getLogger(__name__)
 CLAUDES = frozenset({"anthropic", "bedrock", "vertex_ai"})
-"""Whose Claude is Anthropic's own, by LiteLLM's names."""
+"""Providers whose Claude is Anthropic's own, as LiteLLM names them."""
 UNKNOWN_CONTEXT_TOKENS = 131_072
 """Where LiteLLM's table does not know the model; the upstream refuses what is really too long."""
 
