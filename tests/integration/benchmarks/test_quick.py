@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -57,10 +58,9 @@ def _children(pid: int) -> dict[int, str]:
     found: dict[int, str] = {}
     todo = [pid]
     while todo:
-        try:
-            below = Path(f"/proc/{(parent := todo.pop())}/task/{parent}/children").read_text().split()
-            found |= {int(child): Path(f"/proc/{child}/cmdline").read_text() for child in below}
-        except FileNotFoundError:
-            continue  # it ended meanwhile
-        todo += map(int, below)
+        parent = todo.pop()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended before this, or while it was read
+            if parent != pid:
+                found[parent] = Path(f"/proc/{parent}/cmdline").read_text()
+            todo += map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
     return found
