@@ -171,6 +171,7 @@ class CanonicalRequest(msgspec.Struct):
     body_bytes: how long the body was that this came in.
     merges: whether the dialect's provider takes neighbouring messages of the user, or of the assistant, for one
         (docs/adr/0017). The messages are as the client sent them all the same.
+    prefills: it ends with an assistant's message, in a dialect whose provider takes that for the beginning of the answer.
     traceparent: as the client sent it, where turns are traced.
     """
 
@@ -193,6 +194,7 @@ class CanonicalRequest(msgspec.Struct):
     kept: dict[str, Any] = {}
     body_bytes: int = 0
     merges: bool = False
+    prefills: bool = False
     traceparent: str = ""
 
 

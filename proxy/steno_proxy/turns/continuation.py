@@ -12,7 +12,7 @@ from itertools import islice
 import msgspec
 
 from steno.contracts.chat import Job, Message
-from steno.contracts.errors import StoreUnavailable
+from steno.contracts.errors import BadRequest, StoreUnavailable
 from steno.contracts.records import OPEN, ForkReason
 from steno.contracts.wire.frames import Started
 from steno_proxy.pace import MANY, Pace
@@ -40,6 +40,7 @@ from steno_proxy.sessions.tree import Recognition, Tree
 from steno_proxy.workers.placement import NO_PREFIX, PromptPrefix
 
 _NO_TOOLS = b"\0" * 8
+_CUT_OFF = ("length", "cancelled", "error", OPEN)
 MOST_CANDIDATES = 16
 """Turns asked at one place whose replies a message is digests_observed with, so that 3,000 siblings cost no more than these."""
 MOST_SEALS = 8
@@ -158,6 +159,18 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
                 [for_worker[place]] = restore_calls([unit.echo.reply], tree)
     found.job = msgspec.structs.replace(job, messages=for_worker)
     return found
+
+
+def check_cut_off(tree: Tree, found: Plan) -> None:
+    """Raises: BadRequest: the request ends with the beginning of an answer, and none to the messages before it was cut off. Its
+    words are Anthropic's, which agents know."""
+    asked = tree.turns_asked(found.digests[:-1], found.tools, found.options)
+    if not any(tree.finishes[turn] in _CUT_OFF for turn in asked):
+        raise BadRequest(
+            "messages: does not support assistant message prefill, unless an answer was cut off there. "
+            "The conversation must end with a user message",
+            field="messages",
+        )
 
 
 async def _digest(said: RequestMessages, pace: Pace, long: bool) -> None:

@@ -29,7 +29,7 @@ from steno_proxy.sessions import law, limits
 from steno_proxy.store.interface import RetryKey
 from steno_proxy.turns import forked, retry_matching, stored_responses
 from steno_proxy.turns.choice import OpenChoice
-from steno_proxy.turns.continuation import plan
+from steno_proxy.turns.continuation import check_cut_off, plan
 from steno_proxy.turns.interfaces import ABORT_S, ProxyStopping, RunningAnswer, TurnClient
 from steno_proxy.turns.replay import Replay
 from steno_proxy.turns.request import Request
@@ -116,6 +116,8 @@ class TurnService:
         if large:
             await self.pace.turn()
         found = await plan(self.recorder, recording, job, self.pace, merges=asked.merges)
+        if asked.prefills:
+            check_cut_off(recording.tree, found)
         sought = RequestIdentity(asked, found)
         key, superseded = sought.key(trial_id), dict[int, str]()
         if self._draining:

@@ -59,11 +59,6 @@ def canonical(body: MessagesBody, *, complete: bool = True) -> CanonicalRequest:
         raise nothing_said()
     if complete:
         offered.check_runnable()
-    if complete and messages[-1]["role"] == "assistant":
-        raise BadRequest(
-            "messages: the conversation must end with a user message; prefilling the answer is not supported",
-            field=f"messages.{len(body.messages) - 1}.role",
-        )
     tools = offered.tools
     choice, parallel = _tool_choice(body.tool_choice, tools)
     job = Job(
@@ -84,6 +79,7 @@ def canonical(body: MessagesBody, *, complete: bool = True) -> CanonicalRequest:
         dropped=seen.dropped,
         images=seen.images,
         merges=True,
+        prefills=messages[-1]["role"] == "assistant",
         hides_reasoning=(body.thinking or {}).get("type") not in ("enabled", "adaptive"),
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 
 from steno.contracts.wire.frames import Generate
@@ -92,6 +94,57 @@ async def test_messages_shows_and_counts_neighbours_as_one() -> None:
     assert counts[0] == counts[1] == {"input_tokens": first.prompt_tokens}
     assert (first.messages, first.new_prompt_ids) == (second.messages, second.new_prompt_ids)
     assert [len(request.job.messages) for request in proxy.engine.requests] == [3, 3]
+
+
+async def keeps_what_broke(proxy: Proxy, kept: Any, limit: int = 99) -> list[Any]:
+    """As Kimi Code does: what it has of a broken answer is its next request's last message."""
+
+    async def ask(*messages: Item, limit: int = 99) -> None:
+        body: Item = {"model": "m", "max_tokens": limit, "stream": True, "messages": [HI, *messages]}
+        body["thinking"] = {"type": "adaptive"}
+        async with proxy.http.stream("POST", "/t/v1/messages", json=body) as answer:
+            assert answer.status_code == 200
+            with suppress(httpx.RemoteProtocolError):
+                await answer.aread()
+
+    begun = {"role": "assistant", "content": kept}
+    await ask(limit=limit)
+    await ask(begun)
+    await ask(begun, {"role": "assistant", "content": "It is done."}, {"role": "user", "content": "And now?"})
+    turns: list[Any] = await proxy.turns("t", 3)
+    assert [turn.finish_reason for turn in turns] == ["error" if limit == 99 else "length", "stop", "stop"]
+    return turns
+
+
+@pytest.mark.parametrize(("limit", "dies"), [(99, 4), (4, None)])
+async def test_messages_that_end_with_a_reply_that_was_cut_off_go_on_from_it(limit: int, dies: int | None) -> None:
+    says = iter([Say("I look.", fail_after=dies), Say("It is done."), Say("Yes.")])
+    async with running(ParrotEngine(lambda request: next(says))) as proxy:
+        turns = await keeps_what_broke(proxy, "I lo", limit)
+    assert turns[1].messages == []
+    check_one_exact_line(proxy, turns)
+
+
+async def test_messages_that_end_with_more_of_a_cut_reply_than_is_on_record_are_answered_too() -> None:
+    """Of an answer that broke after a closed block, the closed blocks are on record (docs/recording-format.md)."""
+    says = iter([Say("I look.", reasoning="hm", fail_after=8), Say("It is done."), Say("Yes.")])
+    kept = [{"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "I lo"}]
+    async with running(ParrotEngine(lambda request: next(says))) as proxy:
+        turns = await keeps_what_broke(proxy, kept)
+    assert (turns[0].reply["content"], turns[0].reply["reasoning_content"]) == ("", "hm")
+    assert [turn.fork_reason for turn in turns] == [None, "assistant_rewritten", None]
+    assert turns[2].parent_id == turns[1].turn_id
+
+
+async def test_messages_that_begin_an_answer_that_is_not_on_record_are_refused() -> None:
+    async with running(ParrotEngine(lambda request: Say("Yes."))) as proxy:
+        for begun, status in ("Ye", 400), (None, 200), ("Ye", 400), ("Yes.", 400):
+            messages = [HI, {"role": "assistant", "content": begun}] if begun else [HI]
+            answer = await proxy.http.post("/t/v1/messages", json={"model": "m", "max_tokens": 9, "messages": messages})
+            assert answer.status_code == status
+            if status == 400:
+                assert "The conversation must end with a user message" in answer.json()["error"]["message"]
+        assert [turn.reply["content"] for turn in await proxy.turns("t", 1)] == ["Yes."]
 
 
 async def test_chat_goes_on_from_a_reply_in_two_messages_and_shows_others_as_they_are() -> None:
