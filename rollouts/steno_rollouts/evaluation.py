@@ -37,12 +37,12 @@ class Evaluation:
 
     @classmethod
     def of(
-        cls, step: int, results: Sequence[TrialResult], tasks: Sequence[Task], report_by: str | None = None
+        cls, step: int, results: Sequence[TrialResult], tasks: Sequence[Task] = (), report_by: str | None = None
     ) -> Evaluation:
         rewards: dict[str, list[float]] = {task.task_id: [] for task in tasks}
         for result in sorted(results, key=lambda result: result.trial_id):
             if result.reward is not None:
-                rewards[result.task_id].append(result.reward)
+                rewards.setdefault(result.task_id, []).append(result.reward)
         unscored = sum(result.reward is None for result in results)
         tokens = sum(result.completion_tokens for result in results)
         found = {} if report_by is None else {task.task_id: label_of(task.fields, report_by) for task in tasks}

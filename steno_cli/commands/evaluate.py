@@ -7,9 +7,8 @@ import contextlib
 import secrets
 import shlex
 import signal
-import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,12 +17,13 @@ from pydantic import Field, SecretStr, model_validator
 from rich.table import Table
 from rich.text import Text
 
-from steno.config.extras import missing
 from steno.contracts.errors import ConfigError
-from steno_cli.terminal.output import EXIT_FAILURE, console, require_modules
+from steno_cli.demo.processes import DemoFailed, cancelled_by_sigterm, free_port
+from steno_cli.terminal.output import EXIT_FAILURE, console
 from steno_rollouts.config import RolloutSettings
 
 if TYPE_CHECKING:
+    from steno_cli.evaluation.follow import Checkpoint
     from steno_rollouts.outcome import TrialResult
     from steno_rollouts.reporting.passes import Figure, TaskResult
 
@@ -41,13 +41,25 @@ class EvaluateSettings(RolloutSettings):
     model: str | None = Field(
         None, description="model or checkpoint to serve for this; unset: what the workers of --proxy serve"
     )
+    follow: Path | None = Field(
+        None,
+        description="checkpoint_dir of a `steno train`: its newest checkpoint is served and evaluated, again and again, while "
+        "training goes on; results is a folder then, and a proxy that is given gets the numbers of each step",
+    )
+    until_step: int | None = Field(
+        None,
+        ge=1,
+        description="end once this step of follow, or a later one, is evaluated; unset: follow until stopped",
+    )
     engine: Literal["auto", "vllm", "transformers"] = Field(
-        "auto", description="what serves --model; auto: vllm where it is installed, else transformers"
+        "auto", description="what serves --model or --follow; auto: vllm where it is installed, else transformers"
     )
     engine_args: str = Field(
         "", description="the engine's own arguments, in one word: '--tool-call-parser hermes --tensor-parallel-size 2'"
     )
-    max_streams: int = Field(64, ge=1, le=65536, description="most requests at once on the worker of --model")
+    max_streams: int = Field(
+        64, ge=1, le=65536, description="most requests at once on the worker of --model or --follow"
+    )
     pass_at: list[Annotated[int, Field(ge=1)]] = Field(
         default_factory=list, description="k of pass@k; default: 1 and the trials of a task"
     )
@@ -57,8 +69,15 @@ class EvaluateSettings(RolloutSettings):
     def _is_evaluation(self) -> EvaluateSettings:
         if self.purpose != "eval":
             raise ValueError(f"purpose: got {self.purpose!r}, must be 'eval': `steno evaluate` never trains its groups")
-        if self.model is None and (self.engine != "auto" or self.engine_args):
-            raise ValueError("engine and engine_args need --model: they configure the worker that serves it")
+        if self.model is None and self.follow is None and (self.engine != "auto" or self.engine_args):
+            raise ValueError(
+                "engine and engine_args need --model or --follow: they configure the worker that serves it"
+            )
+        if self.follow is not None and (self.model is not None or self.run is not None):
+            other = "model" if self.model is not None else "run"
+            raise ValueError(f"follow and {other}: give one: --follow serves each checkpoint, in a run of its own")
+        if self.follow is None and self.until_step is not None:
+            raise ValueError("until_step needs --follow")
         try:
             shlex.split(self.engine_args)
         except ValueError as error:
@@ -74,72 +93,107 @@ def evaluate(settings: EvaluateSettings) -> None:
     """Roll out tasks with a policy that is not trained, and say what it is worth: mean reward and pass@k.
 
     With --model, a proxy and a worker are started for this on free ports of this machine, and ended; without, the workers of
-    --proxy are evaluated as they are. --results keeps the trials: `steno results BEFORE.jsonl AFTER.jsonl` compares two.
-    Exit code 1: no trial has got a reward.
+    --proxy are evaluated as they are. --follow does what --model does with each checkpoint of a training run, as it comes.
+    --results keeps the trials: `steno results BEFORE.jsonl AFTER.jsonl` compares two. Exit code 1: no trial has got a reward.
     """
-    from steno_cli.demo.processes import cancelled_by_sigterm
-    from steno_rollouts.reporting.passes import by_task
 
-    async def run() -> list[TrialResult]:
+    async def run() -> bool:
         with cancelled_by_sigterm():
-            return await _evaluate(settings)
+            return await (_evaluate(settings) if settings.follow is None else _follow(settings, settings.follow))
 
     try:
-        results = asyncio.run(run())
+        scored = asyncio.run(run())
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
-    show(by_task(results), settings.pass_at or sorted({1, settings.group_size}), settings.pass_reward)
-    if not any(result.reward is not None for result in results):
+    if not scored:
         raise typer.Exit(EXIT_FAILURE)
 
 
-async def _evaluate(settings: EvaluateSettings) -> list[TrialResult]:
+async def _evaluate(settings: EvaluateSettings) -> bool:
+    """Whether any trial has got a reward."""
     from steno_cli.commands.rollout import roll_out
+    from steno_rollouts.reporting.passes import by_task
 
     run_id = settings.run or f"eval-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    async with contextlib.AsyncExitStack() as stack:
-        elsewhere = settings.model is None  # a proxy of our own that has ended does not come back
-        if settings.model is not None:
-            settings = await stack.enter_async_context(_served(settings, settings.model, run_id))
-        return await roll_out(settings, run_id, patient=elsewhere)
-
-
-@contextlib.asynccontextmanager
-async def _served(settings: EvaluateSettings, model: str, run_id: str) -> AsyncIterator[EvaluateSettings]:
-    """A proxy and a worker of this machine, with keys of their own; the settings that reach them, with the key of the run."""
-    from steno.client.client import AsyncSteno
-    from steno_cli.demo.processes import free_port, start, until_healthy
-
-    engine = settings.engine
-    if engine == "auto":
-        engine = "transformers" if missing(["vllm"]) else "vllm"
-    require_modules("fastapi", "uvicorn", "vllm" if engine == "vllm" else "torch")
-    if settings.origin("proxy").startswith("--") or settings.is_given("proxy"):
+    if settings.model is None:
+        results = await roll_out(settings, run_id)
+    elif _names_proxy(settings):
         raise ConfigError(
             "proxy and model: give one: --proxy evaluates the workers of a proxy, --model starts a proxy and a worker",
             field="model",
         )
-    port = free_port(0)
-    url, admin, worker_key = f"http://127.0.0.1:{port}", secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+    else:
+        results = await _rolled_out(settings, settings.model, run_id, free_port(0), None)
+    show(by_task(results), _ks(settings), settings.pass_reward)
+    return any(result.reward is not None for result in results)
+
+
+async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
+    """The same of one checkpoint after the other; True where none was left."""
+    from steno.client.client import AsyncSteno
+    from steno_cli.evaluation.follow import StepNumbers, next_checkpoint
+    from steno_rollouts.evaluation import Evaluation
+    from steno_rollouts.reporting.passes import by_task
+
+    out, port = console(stderr=True), free_port(0)
+    rewards: list[float | None] = []
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, soft_wrap=True)
+
     async with contextlib.AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steno-evaluate-")))
-        console(stderr=True).print(f"serving {model} with {engine} on {url}", markup=False, soft_wrap=True)
-        proxy = await start(
-            stack, folder, "proxy", "--port", str(port), STENO_ADMIN_KEY=admin, STENO_WORKER_KEY=worker_key
-        )
-        words = ["--proxy", url, "--engine", engine, "--model", model]
-        words += ["--max-streams", str(settings.max_streams)]
-        more = ["--", *shlex.split(settings.engine_args)] if settings.engine_args else []
-        worker = await start(stack, folder, "worker", *words, *more, STENO_WORKER_KEY=worker_key)
-        await until_healthy(url, proxy)
-        async with AsyncSteno(url, admin) as client:
-            while not any(each.models for each in await client.workers()):  # a large model takes minutes
-                proxy.check()
-                worker.check()
-                await asyncio.sleep(0.5)
-            key = await client.run_key(run_id)
-        assert key is not None, "the proxy has an admin key"
-        yield settings.model_copy(update={"proxy": url, "key": SecretStr(key)})
+        proxy = None
+        if _names_proxy(settings):
+            key = settings.key.get_secret_value() if settings.key is not None else None
+            proxy = await stack.enter_async_context(AsyncSteno(settings.proxy, key))
+        numbers = StepNumbers(folder, settings.results, proxy)
+        while (found := await next_checkpoint(folder, numbers.done, settings.until_step, say)) is not None:
+            await numbers.check(found, say)
+            try:
+                results = await _of_checkpoint(settings, found, port)
+            except DemoFailed as error:
+                if found.model.exists():
+                    raise
+                say(f"step {found.step} is left out: its checkpoint was removed before it was loaded: {error}")
+                numbers.done.add(found.version)
+                continue
+            console().print(f"step {found.step}", style="bold")
+            show(by_task(results), _ks(settings), settings.pass_reward, rows=False)
+            await numbers.keep(found, Evaluation.of(found.step, results).scalars(), say)
+            rewards += [result.reward for result in results]
+    return not rewards or any(reward is not None for reward in rewards)
+
+
+async def _of_checkpoint(settings: EvaluateSettings, checkpoint: Checkpoint, port: int) -> list[TrialResult]:
+    from steno_cli.evaluation.follow import whole_model
+
+    if settings.results is not None:
+        file = settings.results / f"{checkpoint.name}.jsonl"
+        file.unlink(missing_ok=True)  # of a start that was stopped, whose proxy is gone
+        settings = settings.model_copy(update={"results": file})
+    async with whole_model(checkpoint) as model:
+        return await _rolled_out(settings, str(model), checkpoint.name, port, "")
+
+
+def _names_proxy(settings: EvaluateSettings) -> bool:
+    return settings.origin("proxy").startswith("--") or settings.is_given("proxy")
+
+
+def _ks(settings: EvaluateSettings) -> list[int]:
+    return settings.pass_at or sorted({1, settings.group_size})
+
+
+async def _rolled_out(
+    settings: EvaluateSettings, model: str, run_id: str, port: int, again: str | None
+) -> list[TrialResult]:
+    """By a proxy and a worker of its own, which end with it. again: as in `roll_out`."""
+    from steno_cli.commands.rollout import roll_out
+    from steno_cli.evaluation.serving import served
+
+    words = shlex.split(settings.engine_args)
+    async with served(model, settings.engine, words, max_streams=settings.max_streams, port=port, run_id=run_id) as at:
+        here = settings.model_copy(update={"proxy": at.url, "key": SecretStr(at.key)})
+        return await roll_out(here, run_id, patient=False, again=again)  # a proxy that has ended does not come back
 
 
 def results(

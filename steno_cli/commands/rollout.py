@@ -33,15 +33,20 @@ def rollout(settings: RolloutSettings) -> None:
         raise typer.Exit(EXIT_FAILURE)
 
 
-async def roll_out(settings: RolloutSettings, run_id: str, *, patient: bool = True) -> list[TrialResult]:
-    """The results of all trials; progress goes to stderr. Args: patient: as in `Prepared.client`. Raises: as `Prepared.of` and
-    `Rollouts.run`."""
+async def roll_out(
+    settings: RolloutSettings, run_id: str, *, patient: bool = True, again: str | None = None
+) -> list[TrialResult]:
+    """The results of all trials; progress goes to stderr.
+
+    Args: patient: as in `Prepared.client`. again: what is added to the command by who goes on after Ctrl-C; None: the run.
+    Raises: as `Prepared.of` and `Rollouts.run`.
+    """
     from steno_rollouts.build import Prepared
 
     prepared = Prepared.of(settings, run_id)
     if prepared.ray is not None:
         prepared.ray.join()  # it blocks, and sets a handler of SIGTERM, which would end this process at once
-    with _cancelled_by_signals(run_id):
+    with _cancelled_by_signals(f" with --run {run_id}" if again is None else again):
         return await _rolled_out(prepared, run_id, patient)
 
 
@@ -110,7 +115,7 @@ async def _rolled_out(prepared: Prepared, run_id: str, patient: bool) -> list[Tr
 
 
 @contextlib.contextmanager
-def _cancelled_by_signals(run_id: str) -> Iterator[None]:
+def _cancelled_by_signals(again: str) -> Iterator[None]:
     """Ctrl-C and SIGTERM cancel the rollouts, which then end their trials in order; a second one gives them no time for that, but
     for telling the proxy how they ended; a third one not for that either.
 
@@ -132,6 +137,6 @@ def _cancelled_by_signals(run_id: str) -> Iterator[None]:
         try:
             yield
         except asyncio.CancelledError:
-            text = f"cancelled; to go on, start the same command with --run {run_id}"
+            text = f"cancelled; to go on, start the same command{again}"
             console(stderr=True).print(text, markup=False, soft_wrap=True)
             raise KeyboardInterrupt from None

@@ -57,7 +57,7 @@ class ResultsFile:
         self._waiting = b""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _trim(path)
+            trim(path)
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"results: {path}: {error.strerror}", field="results") from None
@@ -107,7 +107,7 @@ class ResultsFile:
         return failed
 
 
-def _trim(path: Path) -> None:
+def trim(path: Path) -> None:
     """Take off a last line that a kill cut off: with more after it, it would be a broken line in the middle."""
     if path.exists():
         with path.open("r+b") as file:

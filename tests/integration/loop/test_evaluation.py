@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
 
-from tests.integration.loop.product import Product, rolling, thread
+from tests.integration.loop.product import RUN, SLOW_S, Product, rolling, thread
+from tests.support.programs import forked
 
 pytestmark = pytest.mark.loop
 
@@ -20,6 +22,32 @@ REWARD = """
 def length(task, transcript):
     return {"reward": 1.0 if task["task_id"] == "kind" else 0.5, "chars": len(transcript.last_reply)}
 """
+
+
+async def test_checkpoints_are_evaluated_beside_training_and_their_run_has_the_numbers(one: Product) -> None:
+    """By a process of its own, which merges each adapter into the model; training asks nothing of it."""
+    (one.folder / "agent.py").write_text(AGENT)
+    (one.folder / "score.py").write_text(REWARD)
+    (one.folder / "eval.jsonl").write_text(json.dumps({"id": "kind", "says": "Be kind."}) + "\n")
+    command = [
+        sys.executable, "-m", "steno", "evaluate", "--follow", str(one.folder / "train" / "checkpoints"), "--until-step", "2",
+        "--proxy", one.url, "--engine", "transformers", "--tasks", str(one.folder / "eval.jsonl"), "--group-size", "2",
+        "--reward", f"{one.folder / 'score.py'}:length", "--confine", "off", "--", sys.executable, str(one.folder / "agent.py"),
+    ]  # fmt: skip
+    log = one.folder / "follow.log"
+    with log.open("wb") as out:
+        beside = forked.start(command, os.environ | {"OMP_NUM_THREADS": "1"}, one.folder, out)
+    async with rolling(one, "task"):
+        trainer = one.train(total_steps=2, checkpoint_every=2, lora_rank=4, lora_alpha=8)
+        await thread(trainer.wait)
+    assert await thread(beside.wait, SLOW_S) == 0, log.read_text()
+    assert "waiting for the next checkpoint in" in log.read_text() and "step 2" in log.read_text()
+    with one.client() as client:
+        steps = {step.step: step for step in client.step_page(RUN).items}
+    lineage = trainer.saved()["path"][-1][0]
+    assert steps[2].version == f"{lineage}/2" and steps[2].groups, "the trainer's own numbers of the step are kept"
+    assert (steps[2].values["eval/reward"], steps[2].values["eval/trials"]) == (1.0, 2.0)
+    assert "eval/reward" not in steps[1].values and steps[2].values["reward/mean"] is not None
 
 
 async def test_the_first_policy_and_every_second_step_are_evaluated(one: Product) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,12 +63,49 @@ def test_a_checkpoint_is_served_rolled_out_and_counted(tmp_path: Path) -> None:
     assert "second - first, paired by task: +0.500" in both.stdout and "1 tasks better, 0 worse, 1 equal" in both.stdout
 
 
+def test_checkpoints_of_a_run_are_evaluated_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"task_id": "good", "instruction": "hello", "worth": "1"}) + "\n")
+    (tmp_path / "agent.py").write_text(AGENT)
+    for step in (2, 4):
+        shutil.copytree(TINY, tmp_path / "checkpoints" / f"step-{step:08d}" / f"weights-ab-{step}")
+    words = [
+        "evaluate",
+        "--follow",
+        "checkpoints",
+        "--until-step",
+        "4",
+        "--engine",
+        "transformers",
+        "--results",
+        "kept",
+    ]
+    words += ["--tasks", "tasks.jsonl", "--group-size", "2", "--confine", "off", "--", sys.executable]
+    done = steno(*words, str(tmp_path / "agent.py"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith(("step", "mean"))]
+    assert [line.split("(")[0].strip() for line in told] == [
+        "step 4",
+        "mean reward  1.000",
+        "step 2",
+        "mean reward  1.000",
+    ]
+    steps = [json.loads(line) for line in (tmp_path / "kept" / "steps.jsonl").read_text().splitlines()]
+    assert [(step["step"], step["version"], step["values"]["eval/trials"]) for step in steps] == [
+        (4, "ab/4", 2),
+        (2, "ab/2", 2),
+    ]
+    kept = [len((tmp_path / "kept" / f"step-{step}-ab.jsonl").read_text().splitlines()) for step in (2, 4)]
+    assert kept == [2, 2]
+    again = steno(*words, str(tmp_path / "agent.py"), cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (0, ""), "both are evaluated"
+
+
 def test_what_can_not_be_evaluated_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"task_id": "a", "instruction": "x"}\n')
     spare = TrialResult("run", "g", "g.0", "a", "0", "aborted", "spare")
     (tmp_path / "spare.jsonl").write_text(json.dumps(spare.row()) + "\n")
     for words, said in (
-        (["evaluate", "--tasks", "tasks.jsonl", "--engine-args=--x", "--", "true"], "need --model"),
+        (["evaluate", "--tasks", "tasks.jsonl", "--engine-args=--x", "--", "true"], "need --model or --follow"),
         (
             ["evaluate", "--tasks", "tasks.jsonl", "--model", "M", "--proxy", "http://127.0.0.1:8000", "--", "true"],
             "proxy and model",
