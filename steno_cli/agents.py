@@ -339,8 +339,8 @@ AGENTS: dict[str, Agent] = {
         "Kimi Code", "OpenAI chat, streamed", "npm install -g @moonshot-ai/kimi-code", _BY_HAND.format("2026-11-29", "2.1.0"),
         _kimi_code,
         "It needs Node.js 22.19. If a stream breaks, it goes on from the part that it has. With the provider type `openai` it "
-        "adds `reasoning_effort` from its second turn on, which then is a root. With `anthropic` the turn "
-        "forks if text after a thought broke.",
+        "adds `reasoning_effort` from its second turn on, which then is a root. With `anthropic`, the next turn is "
+        "a fork if the stream broke in text that follows a thought.",
     ),
     "openai": Agent(
         "OpenAI SDK, and what is built on it", "chat, completions, Responses", "pip install openai", "run by the tests", _openai

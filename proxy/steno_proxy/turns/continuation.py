@@ -6,6 +6,7 @@ begin with, and keeps what the turn's record and index row will say. One linear 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -161,11 +162,17 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
     return found
 
 
-def check_cut_off(tree: Tree, found: Plan) -> None:
-    """Raises: BadRequest: the request ends with the beginning of an answer, and none to the messages before it was cut off. Its
-    words are Anthropic's, which agents know."""
-    asked = tree.turns_asked(found.digests[:-1], found.tools, found.options)
-    if not any(tree.finishes[turn] in _CUT_OFF for turn in asked):
+def check_cut_off(tree: Tree, found: Plan, running: Iterable[Plan]) -> None:
+    """Args: running: plans of the trial's requests that are being answered: a client whose connection broke may ask again before
+    the proxy hears of it.
+
+    Raises: BadRequest: the request ends with the beginning of an answer, and none to the messages before it was cut off. Its
+        words are Anthropic's, which agents know.
+    """
+    before = found.digests[:-1]
+    asked = tree.turns_asked(before, found.tools, found.options)
+    runs = any((one.digests, one.tools, one.options) == (before, found.tools, found.options) for one in running)
+    if not runs and not any(tree.finishes[turn] in _CUT_OFF for turn in asked):
         raise BadRequest(
             "messages: does not support assistant message prefill, unless an answer was cut off there. "
             "The conversation must end with a user message",

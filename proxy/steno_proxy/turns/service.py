@@ -117,7 +117,8 @@ class TurnService:
             await self.pace.turn()
         found = await plan(self.recorder, recording, job, self.pace, merges=asked.merges)
         if asked.prefills:
-            check_cut_off(recording.tree, found)
+            running = (one.plan for one in recording.in_flight if isinstance(one, Request))
+            check_cut_off(recording.tree, found, running)
         sought = RequestIdentity(asked, found)
         key, superseded = sought.key(trial_id), dict[int, str]()
         if self._draining:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -134,6 +135,26 @@ async def test_messages_that_end_with_more_of_a_cut_reply_than_is_on_record_are_
     assert (turns[0].reply["content"], turns[0].reply["reasoning_content"]) == ("", "hm")
     assert [turn.fork_reason for turn in turns] == [None, "assistant_rewritten", None]
     assert turns[2].parent_id == turns[1].turn_id
+
+
+async def test_messages_that_end_with_the_beginning_of_an_answer_that_still_runs_are_answered() -> None:
+    """Its client's connection has broken, and the proxy does not know it yet."""
+    goes_on = asyncio.Event()
+    says = iter([Say("I look.", gates={4: goes_on}), Say("It is done.")])
+    body: Item = {"model": "m", "max_tokens": 99, "messages": [HI]}
+    begun = {"role": "assistant", "content": "I lo"}
+    async with (
+        running(ParrotEngine(lambda request: next(says))) as proxy,
+        proxy.http.stream("POST", "/t/v1/messages", json=body | {"stream": True}) as answer,
+    ):
+        seen = b""
+        async for piece in answer.aiter_raw():
+            seen += piece
+            if seen.count(b"text_delta") == 4:
+                break
+        again = await proxy.http.post("/t/v1/messages", json=body | {"messages": [HI, begun]})
+        assert (again.status_code, again.json()["content"][0]["text"]) == (200, "It is done.")
+        goes_on.set()
 
 
 async def test_messages_that_begin_an_answer_that_is_not_on_record_are_refused() -> None:
