@@ -78,6 +78,18 @@ async def test_charts_of_steps_are_drawn_anew_only_when_the_steps_have_changed(p
         assert looker.troubles == []
 
 
+async def test_an_evaluation_that_is_added_to_an_earlier_step_is_drawn(proxy: Proxy, browser: Any) -> None:
+    """As `steno evaluate --follow` does, hours after the step."""
+    for step in range(1, 4):
+        await proxy.steno.post_step(RUN, TrainingStep(step=step, values={"reward/mean": 0.5}))
+    async with looking(browser, proxy.url) as looker:
+        await looker.go(f"runs/{RUN}", "text=Steps: 3, the last is 3")
+        await proxy.steno.post_step(RUN, TrainingStep(step=1, values={"eval/reward": 0.25}))
+        added = "figure.chart:has-text('Reward of the evaluation') circle >> text=step 1: 0.25"
+        await looker.page.wait_for_selector(added, state="attached")
+        assert looker.troubles == []
+
+
 async def test_steps_that_a_resumed_trainer_takes_again_replace_the_lost_ones(proxy: Proxy, browser: Any) -> None:
     """Those that it has taken when the page hears of it, and those that it takes after that."""
 
