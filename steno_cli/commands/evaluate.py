@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import shlex
 import signal
@@ -49,7 +50,7 @@ class EvaluateSettings(RolloutSettings):
     until_step: int | None = Field(
         None,
         ge=1,
-        description="end once this step of follow, or a later one, is evaluated; unset: follow until stopped",
+        description="end when this step of follow or a later one, and all others that are there, are evaluated; unset: never",
     )
     engine: Literal["auto", "vllm", "transformers"] = Field(
         "auto", description="what serves --model or --follow; auto: vllm where it is installed, else transformers"
@@ -129,7 +130,8 @@ async def _evaluate(settings: EvaluateSettings) -> bool:
 
 
 async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
-    """The same of one checkpoint after the other; True where none was left."""
+    """Evaluate one checkpoint after the other. Returns: whether any trial has got a reward, or there was no checkpoint left, and
+    the proxy that is given has all numbers."""
     from steno.client.client import AsyncSteno
     from steno_cli.evaluation.follow import StepNumbers, next_checkpoint
     from steno_rollouts.evaluation import Evaluation
@@ -143,25 +145,36 @@ async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
 
     async with contextlib.AsyncExitStack() as stack:
         proxy = None
-        if _names_proxy(settings):
+        if settings.origin("proxy") != "default":
             key = settings.key.get_secret_value() if settings.key is not None else None
             proxy = await stack.enter_async_context(AsyncSteno(settings.proxy, key))
-        numbers = StepNumbers(folder, settings.results, proxy)
+            if key is not None and _are_unconfined(settings):
+                say(f"warning: trials can read the admin key of {settings.proxy}: confine them (--confine)")
+        numbers = StepNumbers(folder, settings.results, proxy, say)
         while (found := await next_checkpoint(folder, numbers.done, settings.until_step, say)) is not None:
-            await numbers.check(found, say)
+            await numbers.check()
             try:
                 results = await _of_checkpoint(settings, found, port)
             except DemoFailed as error:
                 if found.model.exists():
                     raise
                 say(f"step {found.step} is left out: its checkpoint was removed before it was loaded: {error}")
-                numbers.done.add(found.version)
                 continue
             console().print(f"step {found.step}", style="bold")
             show(by_task(results), _ks(settings), settings.pass_reward, rows=False)
-            await numbers.keep(found, Evaluation.of(found.step, results).scalars(), say)
+            await numbers.keep(found, Evaluation.of(found.step, results).scalars())
             rewards += [result.reward for result in results]
-    return not rewards or any(reward is not None for reward in rewards)
+        posted = await numbers.finish()
+    return posted and (not rewards or any(reward is not None for reward in rewards))
+
+
+def _are_unconfined(settings: EvaluateSettings) -> bool:
+    """Whether trials are processes of this machine that see what its user sees."""
+    from steno_rollouts.build import confinement
+
+    if settings.executor != "local" or settings.harbor is not None or settings.verifiers is not None:
+        return False
+    return confinement(settings, os.environ)[0] is None
 
 
 async def _of_checkpoint(settings: EvaluateSettings, checkpoint: Checkpoint, port: int) -> list[TrialResult]:

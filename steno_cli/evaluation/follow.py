@@ -21,19 +21,23 @@ from steno.contracts.runs.training_steps import TrainingStep
 from steno_cli.demo.processes import start
 from steno_rollouts.reporting.results import trim
 
+Say = Callable[[str], None]
 LOOK_S = 2.0
 """Between two looks at the folder. It may be on a network's file system."""
+STATE = "state.msgpack"
+"""Of a whole checkpoint. It is written last."""
 STEPS = "steps.jsonl"
 """In the folder of results: a line for each checkpoint that was evaluated."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Args: model: its folder of weights, or of an adapter. step: how many steps trained it."""
+    """Args: model: its folder of weights, or of an adapter. step: how many steps trained it. written: Unix seconds."""
 
     model: Path
     step: int
     lineage: str
+    written: float
 
     @property
     def version(self) -> str:
@@ -49,16 +53,19 @@ class Checkpoint:
         return self.model.name.startswith("adapter-")
 
 
-async def next_checkpoint(
-    folder: Path, done: Collection[str], until_step: int | None, say: Callable[[str], None]
-) -> Checkpoint | None:
-    """The newest that is not among `done`, once there is one. None: all are, and one of them is of `until_step` or later."""
+async def next_checkpoint(folder: Path, done: Collection[str], until_step: int | None, say: Say) -> Checkpoint | None:
+    """The newest whose version is not among `done`, once there is one. None: there is none, and one of `until_step` or of a later
+    step is done."""
     said = False
     while True:
-        there = await asyncio.to_thread(list, _checkpoints(folder))
+        try:
+            there = await asyncio.to_thread(list, _checkpoints(folder))
+        except OSError:  # a folder was removed while it was looked at: look again
+            await asyncio.sleep(LOOK_S)
+            continue
         wanted = [found for found in there if found.version not in done]
         if wanted:
-            return max(wanted, key=attrgetter("step"))
+            return max(wanted, key=attrgetter("written"))
         if until_step is not None and any(int(version.rpartition("/")[2]) >= until_step for version in done):
             return None
         if not said:
@@ -68,16 +75,21 @@ async def next_checkpoint(
 
 
 def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
-    for kind in ("weights", "adapter"):
-        for model in folder.glob(f"step-*/{kind}-*-*"):
-            lineage, _, step = model.name.removeprefix(f"{kind}-").rpartition("-")
-            if step.isdecimal():
-                yield Checkpoint(model, int(step), lineage)
+    """Raises: OSError."""
+    for state in folder.glob(f"step-*/{STATE}"):
+        written = state.stat().st_mtime
+        for model in state.parent.iterdir():
+            kind, _, rest = model.name.partition("-")
+            lineage, _, step = rest.rpartition("-")
+            if kind in ("weights", "adapter") and step.isdecimal():
+                yield Checkpoint(model, int(step), lineage, written)
 
 
 @contextlib.asynccontextmanager
 async def whole_model(checkpoint: Checkpoint) -> AsyncIterator[Path]:
-    """A folder that engines load: the checkpoint's own, or for the time being one into which its adapter is merged."""
+    """A folder that engines load: the checkpoint's own, or for the time being one into which its adapter is merged.
+
+    Raises: DemoFailed: it can't be merged."""
     if not checkpoint.is_adapter:
         yield checkpoint.model
         return
@@ -90,14 +102,15 @@ async def whole_model(checkpoint: Checkpoint) -> AsyncIterator[Path]:
 
 
 class StepNumbers:
-    """What checkpoints were worth: in a file, and on record at the proxy of their run. Either may be None."""
+    """What checkpoints were worth: in a file, and on record at the proxy of their run. Either may be None.
 
-    def __init__(self, folder: Path, results: Path | None, proxy: AsyncSteno | None) -> None:
+    done: versions that were evaluated."""
+
+    def __init__(self, folder: Path, results: Path | None, proxy: AsyncSteno | None, say: Say) -> None:
         """Args: folder: of the checkpoints. results: a folder. Raises: ConfigError: its file is not one of these."""
-        self._folder, self._proxy = folder, proxy
-        self._unposted: list[TrainingStep] = []
+        self._folder, self._proxy, self._say = folder, proxy, say
         self._file: Path | None = None
-        self.done = set[str]()
+        self._unposted: list[TrainingStep] = []
         if results is not None:
             try:
                 results.mkdir(parents=True, exist_ok=True)
@@ -106,15 +119,24 @@ class StepNumbers:
                     f"results: {results}: {error.strerror}; with --follow it is a folder", field="results"
                 ) from None
             self._file = results / STEPS
-            self.done |= _versions(self._file)
+            self._unposted = _kept(self._file)
+        self.done = {step.version for step in self._unposted}
 
-    async def check(self, checkpoint: Checkpoint, say: Callable[[str], None]) -> None:
-        """Before hours are spent on it. Raises: StenoError: the proxy would never take what comes."""
-        if self._proxy is not None:
-            await self._post([TrainingStep(step=checkpoint.step, version=checkpoint.version)], say)
+    async def check(self) -> None:
+        """Whether the proxy would take what comes, before hours are spent on it, and post what an earlier start could not. Looks
+        at a step that is there, and changes nothing of it. Raises: StenoError: it never would."""
+        if self._proxy is None:
+            return
+        try:
+            for step in (await self._proxy.step_page(self._run(), limit=1)).items:
+                await self._proxy.post_step(self._run(), TrainingStep(step=step.step, at=step.at))
+        except StenoError as error:
+            if not error.retryable:
+                raise
+        await self._post()
 
-    async def keep(self, checkpoint: Checkpoint, values: Mapping[str, float], say: Callable[[str], None]) -> None:
-        """A proxy that does not answer now gets them with the next ones."""
+    async def keep(self, checkpoint: Checkpoint, values: Mapping[str, float]) -> None:
+        """Raises: StenoError: the proxy refuses them; one that can't take them now is asked again later."""
         self.done.add(checkpoint.version)
         step = TrainingStep(step=checkpoint.step, version=checkpoint.version, values=dict(values))
         if self._file is not None:
@@ -123,23 +145,36 @@ class StepNumbers:
                 with self._file.open("a") as file:
                     file.write(line + "\n")
             except OSError as error:
-                say(f"warning: {self._file}: {error.strerror}: step {step.step} is not in it")
-        if self._proxy is None:
-            return
-        self._unposted = await self._post([*self._unposted, step], say)
+                self._say(f"warning: {self._file}: {error.strerror}: step {step.step} is not in it")
+        self._unposted.append(step)
+        await self._post()
 
-    async def _post(self, steps: list[TrainingStep], say: Callable[[str], None]) -> list[TrainingStep]:
-        """Returns: those that the proxy does not take now."""
-        assert self._proxy is not None
-        for number, step in enumerate(steps):
+    async def finish(self) -> bool:
+        """Whether the proxy, if there is one, has all numbers by now."""
+        await self._post()
+        return self._proxy is None or not self._unposted
+
+    async def _post(self) -> None:
+        while self._proxy is not None and self._unposted:
             try:
-                await self._proxy.post_step(self._run(), step)
+                await self._post_one(self._proxy, self._unposted[0])
             except StenoError as error:
                 if not error.retryable:
                     raise
-                say(f"warning: {len(steps) - number} steps are not posted, the proxy does not take them now: {error}")
-                return steps[number:]
-        return []
+                steps = ", ".join(str(step.step) for step in self._unposted)
+                self._say(f"warning: the proxy does not take the numbers of these steps now: {steps}: {error}")
+                return
+            self._unposted.pop(0)
+
+    async def _post_one(self, proxy: AsyncSteno, step: TrainingStep) -> None:
+        """Beside what the trainer posted of it, unless that is of another start of the run by now."""
+        found = (await proxy.step_page(self._run(), start=step.step, limit=1)).items
+        before = next((one for one in found if one.step == step.step), None)
+        if before is not None and before.version not in ("", step.version):
+            self._say(f"warning: step {step.step} is {before.version} by now: numbers of {step.version} are not posted")
+            return
+        at = None if before is None else before.at
+        await proxy.post_step(self._run(), step.model_copy(update={"at": at}))
 
     def _run(self) -> str:
         """Raises: ConfigError: no trainer has begun there."""
@@ -152,11 +187,11 @@ class StepNumbers:
             ) from None
 
 
-def _versions(file: Path) -> set[str]:
-    trim(file)
+def _kept(file: Path) -> list[TrainingStep]:
     try:
-        return {str(json.loads(line)["version"]) for line in file.read_text().splitlines()}
+        trim(file)
+        return [TrainingStep(**json.loads(line)) for line in file.read_text().splitlines()]
     except FileNotFoundError:
-        return set()
-    except (ValueError, KeyError, TypeError):
+        return []
+    except (ValueError, TypeError):
         raise ConfigError(f"results: {file}: not what --follow wrote", field="results") from None

@@ -29,7 +29,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     """Args: engine: `auto` is vllm where it is installed, else transformers. port: that the proxy listens at, of 127.0.0.1.
 
-    Raises: DemoFailed: one of the two ended before the model was served; ConfigError: a package is missing.
+    Raises: DemoFailed: one of the two has ended, before the model was served or by the end; ConfigError: a package is missing.
     """
     if engine == "auto":
         engine = "transformers" if missing(["vllm"]) else "vllm"
@@ -53,3 +53,5 @@ async def served(
             key = await client.run_key(run_id)
         assert key is not None, "the proxy has an admin key"
         yield Served(url, key)
+        proxy.check()
+        worker.check()  # what trials got of an engine that died is worth nothing

@@ -37,10 +37,15 @@ async def test_checkpoints_are_evaluated_beside_training_and_their_run_has_the_n
     log = one.folder / "follow.log"
     with log.open("wb") as out:
         beside = forked.start(command, os.environ | {"OMP_NUM_THREADS": "1"}, one.folder, out)
-    async with rolling(one, "task"):
-        trainer = one.train(total_steps=2, checkpoint_every=2, lora_rank=4, lora_alpha=8)
-        await thread(trainer.wait)
-    assert await thread(beside.wait, SLOW_S) == 0, log.read_text()
+    try:
+        async with rolling(one, "task"):
+            trainer = one.train(total_steps=2, checkpoint_every=2, lora_rank=4, lora_alpha=8)
+            await thread(trainer.wait)
+        assert await thread(beside.wait, SLOW_S) == 0, log.read_text()
+    finally:
+        if beside.poll() is None:
+            beside.terminate()
+            await thread(beside.wait, SLOW_S)
     assert "waiting for the next checkpoint in" in log.read_text() and "step 2" in log.read_text()
     with one.client() as client:
         steps = {step.step: step for step in client.step_page(RUN).items}

@@ -21,6 +21,13 @@ request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completi
 urllib.request.urlopen(request).read()
 open("reward.txt", "w").write(os.environ["STENO_TASK_WORTH"])
 """
+WORKER_DIES = """
+import psutil
+[evaluation] = [each for each in psutil.Process().parents() if "evaluate" in each.cmdline()]
+[worker] = [each for each in evaluation.children() if "worker" in each.cmdline()]
+worker.kill()
+worker.wait()
+"""
 
 
 def steno(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -63,11 +70,26 @@ def test_a_checkpoint_is_served_rolled_out_and_counted(tmp_path: Path) -> None:
     assert "second - first, paired by task: +0.500" in both.stdout and "1 tasks better, 0 worse, 1 equal" in both.stdout
 
 
+def test_an_evaluation_whose_worker_has_died_is_none(tmp_path: Path) -> None:
+    """Trials that were given a reward all the same say nothing of the model."""
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"task_id": "good", "instruction": "hello", "worth": "1"}) + "\n")
+    (tmp_path / "agent.py").write_text(AGENT + WORKER_DIES)
+    done = steno(
+        "evaluate", "--model", str(TINY), "--engine", "transformers", "--tasks", "tasks.jsonl", "--group-size", "1",
+        "--confine", "off", "--", sys.executable, str(tmp_path / "agent.py"), cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert "the worker ended with code -9" in done.stderr
+
+
 def test_checkpoints_of_a_run_are_evaluated_one_after_the_other(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"task_id": "good", "instruction": "hello", "worth": "1"}) + "\n")
     (tmp_path / "agent.py").write_text(AGENT)
     for step in (2, 4):
-        shutil.copytree(TINY, tmp_path / "checkpoints" / f"step-{step:08d}" / f"weights-ab-{step}")
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        shutil.copytree(TINY, folder / f"weights-ab-{step}")
+        (folder / "state.msgpack").touch()
+        os.utime(folder / "state.msgpack", (step, step))
     words = [
         "evaluate",
         "--follow",

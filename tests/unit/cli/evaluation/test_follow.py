@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +14,7 @@ import pytest
 
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import ConfigError, Forbidden, StoreUnavailable
-from steno.contracts.runs.training_steps import TrainingStep
+from steno.contracts.runs.training_steps import TrainingStep, TrainingStepPage
 from steno_cli.commands.evaluate import EvaluateSettings
 from steno_cli.evaluation import follow
 from steno_cli.evaluation.follow import Checkpoint, StepNumbers, next_checkpoint
@@ -22,91 +25,158 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "LOOK_S", 0.01)
 
 
-def written(root: Path, step: int, lineage: str = "a-b", kind: str = "weights") -> Checkpoint:
+def written(root: Path, step: int, at: float, *, lineage: str = "a-b", kind: str = "weights") -> Checkpoint:
     model = root / f"step-{step:08d}" / f"{kind}-{lineage}-{step}"
     model.mkdir(parents=True)
-    return Checkpoint(model, step, lineage)
+    state = model.parent / "state.msgpack"
+    state.touch()
+    os.utime(state, (at, at))
+    return Checkpoint(model, step, lineage, at)
+
+
+async def until(happened: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not happened():
+            await asyncio.sleep(0.01)
 
 
 async def test_the_newest_is_next_then_older_ones_and_it_ends_with_the_last_step(tmp_path: Path) -> None:
     said: list[str] = []
     done = set[str]()
     waiting = asyncio.ensure_future(next_checkpoint(tmp_path / "later", done, 40, said.append))
-    await asyncio.sleep(0.05)
+    await until(lambda: said)
     assert not waiting.done() and said == [f"waiting for the next checkpoint in {tmp_path / 'later'}"]
-    older = written(tmp_path / "later", 20)
+    older = written(tmp_path / "later", 20, 1.0)
     assert await waiting == older
     (tmp_path / "later" / ".writing-step-00000060-ab" / "weights-a-b-60").mkdir(parents=True)
-    (tmp_path / "later" / "step-00000060" / "zero").mkdir(parents=True)
-    newer, adapter = written(tmp_path / "later", 30), written(tmp_path / "later", 40, kind="adapter")
+    (tmp_path / "later" / "step-00000060" / "weights-a-b-60").mkdir(parents=True)  # not whole
+    newer = written(tmp_path / "later", 30, 2.0)
+    adapter = written(tmp_path / "later", 40, 4.0, kind="adapter")
+    given_up = written(tmp_path / "later", 50, 3.0, lineage="c")  # whose run has gone back to step 20
     taken = []
     while (found := await next_checkpoint(tmp_path / "later", done, 40, said.append)) is not None:
         taken.append(found)
         done.add(found.version)
-    assert taken == [adapter, newer, older]
+    assert taken == [adapter, given_up, newer, older]
     assert [(one.version, one.name, one.is_adapter) for one in taken[:2]] == [
         ("a-b/40", "step-40-a-b", True),
-        ("a-b/30", "step-30-a-b", False),
+        ("c/50", "step-50-c", False),
     ]
 
 
-class Proxy:
-    """Takes steps, but for the errors that it is told of."""
+async def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, removed = written(tmp_path, 20, 1.0), written(tmp_path, 10, 2.0)
+    looks = Path.iterdir
 
-    def __init__(self, *errors: Exception | None) -> None:
-        self.errors, self.posted = list(errors), list[tuple[str, TrainingStep]]()
+    def late(folder: Path) -> Iterator[Path]:
+        if folder == removed.model.parent:
+            shutil.rmtree(folder)
+        return looks(folder)
+
+    monkeypatch.setattr(Path, "iterdir", late)
+    assert await next_checkpoint(tmp_path, set(), None, lambda said: None) == kept
+
+
+class Proxy:
+    """Has the steps that it is told of; each post meets the next of the errors."""
+
+    def __init__(self, *errors: Exception | None, steps: tuple[TrainingStep, ...] = ()) -> None:
+        self.errors, self.steps = list(errors), {step.step: step for step in steps}
+
+    async def step_page(self, run: str, *, start: int = 0, limit: int) -> TrainingStepPage:
+        assert run == "greet"
+        return TrainingStepPage(items=[self.steps[step] for step in sorted(self.steps) if step >= start][:limit])
 
     async def post_step(self, run: str, step: TrainingStep) -> TrainingStep:
         if self.errors and (error := self.errors.pop(0)) is not None:
             raise error
-        self.posted.append((run, step))
+        step = step if step.at is not None else step.model_copy(update={"at": 99.0})
+        self.steps[step.step] = step.over(self.steps.get(step.step))
         return step
 
 
-def numbers_of(folder: Path, results: Path | None, proxy: Proxy | None) -> StepNumbers:
-    return StepNumbers(folder, results, cast(AsyncSteno, proxy))
+def numbers_of(folder: Path, results: Path | None, proxy: Proxy | None, said: list[str]) -> StepNumbers:
+    return StepNumbers(folder, results, cast(AsyncSteno, proxy), said.append)
 
 
-async def test_numbers_go_to_the_file_and_the_run_and_a_start_after_a_kill_goes_on(tmp_path: Path) -> None:
+async def test_numbers_join_those_of_the_trainer_and_what_could_not_be_posted_is_by_a_later_start(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"run": "greet"}))
-    one, two = written(tmp_path, 2), written(tmp_path, 4)
-    proxy, said = Proxy(StoreUnavailable("away"), StoreUnavailable("away")), list[str]()
-    numbers = numbers_of(tmp_path, tmp_path / "results", proxy)
-    await numbers.check(one, said.append)
-    await numbers.keep(one, {"eval/reward": 0.5}, said.append)
-    assert len(said) == 2 and all("1 steps are not posted" in line for line in said) and not proxy.posted
-    await numbers.keep(two, {"eval/reward": 0.75}, said.append)
-    posted: list[Any] = [(run, step.step, step.version, step.values) for run, step in proxy.posted]
-    assert posted == [
-        ("greet", 2, "a-b/2", {"eval/reward": 0.5}),
-        ("greet", 4, "a-b/4", {"eval/reward": 0.75}),
-    ]
+    one, two, three = (written(tmp_path, step, step) for step in (2, 4, 6))
+    trained = [TrainingStep(step=step, version=f"a-b/{step}", at=step, values={"loss": 1.0}) for step in (2, 4)]
+    proxy, said = Proxy(None, StoreUnavailable("away"), StoreUnavailable("away"), steps=(*trained,)), list[str]()
+    numbers = numbers_of(tmp_path, tmp_path / "results", proxy, said)
+    await numbers.check()
+    assert list(proxy.steps.values()) == trained
+    await numbers.keep(one, {"eval/reward": 0.5})
+    await numbers.keep(two, {"eval/reward": 0.75})
+    assert ["these steps now: 2: away" in said[0], "these steps now: 2, 4: away" in said[1]] == [True, True]
+    assert list(proxy.steps.values()) == trained
     file = tmp_path / "results" / "steps.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines[1] == {"step": 4, "version": "a-b/4", "values": {"eval/reward": 0.75}}
 
-    file.write_text(file.read_text()[:-9])  # killed while it wrote
-    again = numbers_of(tmp_path, tmp_path / "results", None)
+    again = numbers_of(tmp_path, tmp_path / "results", proxy, said)
+    assert again.done == {"a-b/2", "a-b/4"}
+    await again.check()
+    await again.keep(three, {"eval/reward": 1.0})
+    assert await again.finish() and len(said) == 2
+    assert [(step.at, step.values) for step in proxy.steps.values()] == [
+        (2.0, {"loss": 1.0, "eval/reward": 0.5}),
+        (4.0, {"loss": 1.0, "eval/reward": 0.75}),
+        (99.0, {"eval/reward": 1.0}),
+    ]
+
+
+async def test_numbers_that_are_still_not_posted_at_the_end_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"run": "greet"}))
+    said: list[str] = []
+    numbers = numbers_of(tmp_path, None, Proxy(*2 * [StoreUnavailable("away")]), said)
+    await numbers.keep(written(tmp_path, 2, 1.0), {})
+    assert not await numbers.finish() and len(said) == 2
+    assert await numbers.finish()
+
+
+async def test_a_step_that_another_start_of_the_run_has_taken_by_now_keeps_its_numbers(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"run": "greet"}))
+    theirs = TrainingStep(step=2, version="c/2", at=5.0, values={"eval/reward": 1.0})
+    proxy, said = Proxy(steps=(theirs,)), list[str]()
+    numbers = numbers_of(tmp_path, None, proxy, said)
+    await numbers.keep(written(tmp_path, 2, 1.0), {"eval/reward": 0.0})
+    assert proxy.steps == {2: theirs} and "step 2 is c/2 by now" in said[0]
+    assert await numbers.finish()
+
+
+async def test_a_line_that_a_kill_cut_off_is_written_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    numbers = numbers_of(tmp_path, tmp_path, None, said)
+    await numbers.keep(written(tmp_path, 2, 1.0), {})
+    file = tmp_path / "steps.jsonl"
+    file.write_text(file.read_text() + '{"step": 4, "ver')
+    again = numbers_of(tmp_path, tmp_path, None, said)
     assert again.done == {"a-b/2"}
-    await again.keep(two, {}, said.append)
-    assert numbers_of(tmp_path, tmp_path / "results", None).done == {"a-b/2", "a-b/4"}
+    await again.keep(written(tmp_path, 4, 2.0), {})
+    assert numbers_of(tmp_path, tmp_path, None, said).done == {"a-b/2", "a-b/4"} and not said
 
 
 async def test_what_no_proxy_or_folder_would_take_is_said_before_anything_is_evaluated(tmp_path: Path) -> None:
-    one, said = written(tmp_path, 2), list[str]()
+    said: list[str] = []
     with pytest.raises(ConfigError, match=r"run\.json does not name the run"):
-        await numbers_of(tmp_path, None, Proxy()).check(one, said.append)
+        await numbers_of(tmp_path, None, Proxy(), said).check()
     (tmp_path / "run.json").write_text(json.dumps({"run": "greet"}))
     with pytest.raises(Forbidden):
-        await numbers_of(tmp_path, None, Proxy(Forbidden("no"))).check(one, said.append)
-    await numbers_of(tmp_path, None, None).check(one, said.append)
+        await numbers_of(tmp_path, None, Proxy(Forbidden("no"), steps=(TrainingStep(step=1),)), said).check()
+    await numbers_of(tmp_path, None, None, said).check()
     assert not said
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="with --follow it is a folder"):
-        numbers_of(tmp_path, tmp_path / "file", None)
+        numbers_of(tmp_path, tmp_path / "file", None, said)
     (tmp_path / "steps.jsonl").write_text("1\n")
     with pytest.raises(ConfigError, match="not what --follow wrote"):
-        numbers_of(tmp_path, tmp_path, None)
+        numbers_of(tmp_path, tmp_path, None, said)
 
 
 @pytest.mark.parametrize(
