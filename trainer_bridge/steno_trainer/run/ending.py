@@ -20,7 +20,23 @@ class Ending:
 
     def __init__(self) -> None:
         self.wanted = asyncio.Event()
+        self._failure: BaseException | None = None
         self._left_s = ENDING_S
+
+    def fail(self, error: BaseException) -> None:
+        """It is to end with this error, unless it is to end with another one already."""
+        self._failure = self._failure or error
+        self.wanted.set()
+
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """For a task that works beside the loop: if it has failed, so has the loop."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def check(self) -> None:
+        """Raises: what it is to end with."""
+        if self._failure is not None:
+            raise self._failure
 
     async def unless_ending(self, wait: Awaitable[Any]) -> Any:
         """Returns: what is awaited; None once the trainer is to end: what was waited for is cancelled then."""

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from steno.contracts.errors import StenoError, Superseded
+from steno.contracts.errors import StenoError
 from steno.contracts.runs.leases import RunView
 from steno_rollouts.evaluation import Evaluator
 from steno_trainer.data.lease_feed import LeasedGroup, LeaseFeed
@@ -30,19 +30,19 @@ from steno_trainer.data.own_estimator import estimator_named
 from steno_trainer.data.record_feed import RecordFeed
 from steno_trainer.data.rows import TrainingTerms
 from steno_trainer.distributed.collective_calls import CollectiveCalls
-from steno_trainer.errors import NotFinite, PushFailed
+from steno_trainer.errors import NotFinite
 from steno_trainer.reporting.console import ConsoleView
 from steno_trainer.reporting.step_posts import Annotations, StepPosts, annotations_of
 from steno_trainer.reporting.trackers import Trackers
 from steno_trainer.run.ending import Ending
 from steno_trainer.run.named_calls import NamedCalls
+from steno_trainer.run.pushes import Pushes
 from steno_trainer.run.step_numbers import append_line, metrics_line, shown_step
 from steno_trainer.run.training_state import TrainingState
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import assemble
 from steno_trainer.step.step import StepReport
 from steno_trainer.step.step_plan import StepBatch
-from steno_trainer.weights.publication import Publication
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +51,6 @@ LEFT_OUT = "left-out-groups.jsonl"
 MOST_SKIPPED = 3
 OVER_S = 5.0
 """Between two questions whether rollouts are over, while groups are waited for."""
-LOOK_S = 0.05
-"""Between looks at how far a push is."""
-SETTLING_S = 60.0
-"""Beyond `push_deadline_s`: for the proxy to name who has not loaded a push by then."""
 
 
 class RunStatus(Protocol):
@@ -84,13 +80,6 @@ class Loop:
         self._estimator = None if settings.imitates else estimator_named(settings.estimator)
         self._trackers, self._view = trackers, view
         self._status, self._evaluator, self._posts = status, evaluator, posts
-        self._pushing: asyncio.Task[None] | None = None
-        # Each waits for one push to be served, and lets go of its groups.
-        self._serving: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None
-        self._pushed: dict[str, float] = {}
-        self._newest: Publication | None = None
-        self._sending_whole = False
         self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
         self._unserved: list[str] = []  # groups of steps whose weights no worker serves, as far as is known
         self._skipped = 0  # steps in a row that changed no weight
@@ -101,6 +90,10 @@ class Loop:
             settings.train_models, found=settings.records is not None or known, to_the_end=settings.is_offline
         )
         self._ending = Ending()
+        self._pushes = Pushes(
+            calls, state, view, self._ending, deadline_s=settings.push_deadline_s, unserved=lambda: list(self._unserved),
+            let_go=self._let_go,
+        )  # fmt: skip
 
     def stop(self) -> None:
         """End after the step that runs, with a checkpoint."""
@@ -108,15 +101,15 @@ class Loop:
 
     def fail(self, error: BaseException) -> None:
         """End after the duty that runs, without a checkpoint: `run` raises this."""
-        self._failure = self._failure or error
-        self._ending.wanted.set()
+        self._ending.fail(error)
 
     async def run(self) -> None:
         """Until `total_steps`, until rollouts are over and all is trained, or `stop`.
 
         Raises: PushFailed: no worker takes the first weights; ConfigError: as `NamedCalls`; StenoError: the proxy
         refuses."""
-        await self._publish_first()
+        if not self._settings.is_offline:
+            await self._pushes.first()
         # Not before: groups that a checkpoint holds are acknowledged at sight, and what is started in their place is to be
         # sampled by these weights.
         async with self._feed:
@@ -136,20 +129,13 @@ class Loop:
                 break
             waited_s = time.monotonic() - started
             await self._step(groups, waited_s)
-        self._check()
+        self._ending.check()
         self._named_calls.check()
         if self._unsaved:
             await self._save(spare=self._skipped > 0)
-        await self._pushed_or_named()
-        self._newest = None
-        await self._ending.patiently(asyncio.gather(*self._serving))
-        self._check()
+        await self._pushes.finish()
+        self._ending.check()
         await self._let_go(self._unserved)
-
-    def _check(self) -> None:
-        """Raises: what a task of this loop failed with, or it was told to fail with."""
-        if self._failure is not None:
-            raise self._failure
 
     @property
     def _finished(self) -> bool:
@@ -162,13 +148,13 @@ class Loop:
         settings = self._settings
         at_least = 1 if settings.take_s is not None else None
         watching = asyncio.create_task(self._until_over())
-        mending = asyncio.create_task(self._send_whole())
-        mending.add_done_callback(self._ended)  # the groups may never come while these weights are not served
+        mending = asyncio.create_task(self._pushes.send_whole())
+        mending.add_done_callback(self._ending.ended)  # the groups may never come while these weights are not served
         try:
             taken = await self._feed.take(settings.groups_per_step, at_least=at_least, wait_s=settings.take_s)
         finally:
             watching.cancel()
-            if not self._sending_whole:
+            if not self._pushes.sends_whole:
                 mending.cancel()
             await asyncio.wait({mending})
         if not mending.cancelled():
@@ -275,14 +261,13 @@ class Loop:
         if settings.is_offline:
             await self._let_go(list(self._unserved))
         elif step % settings.push_every == 0 or last:
-            values["time/gather_s"] = await self._publish()
-            values |= self._pushed
-            self._pushed = {}
+            values["time/gather_s"] = await self._pushes.publish()
+            values |= self._pushes.numbers()
         return values | await self._evaluated()
 
     async def _save(self, *, spare: bool = False) -> float:
         """Make what was trained durable. Args: spare: as `Checkpoints.save`. Returns: seconds for which training stood still."""
-        self._check()
+        self._ending.check()
         started = time.monotonic()
         self._view.phase("writing a checkpoint")
         await self._calls.do("save_sparing" if spare else "save", self.state)
@@ -300,107 +285,6 @@ class Loop:
             await self._ending.patiently(self._feed.acknowledge(durable))
         await self._ending.patiently(self._feed.used([group_id for group_id in groups if group_id in self._unsaved]))
 
-    # -- weights ------------------------------------------------------------------------------------------------------------
-
-    async def _publish_first(self) -> None:
-        """Before any data is waited for: a broken path to the workers fails here, and not after the first hour."""
-        if self._settings.is_offline:
-            return
-        self._view.phase("pushing the first weights")
-        await self._publish()
-        await self._pushed_or_named()
-        if not self._pushed and not self._ending.wanted.is_set():
-            assert self._newest is not None
-            why = "".join(f"; worker {worker_id}: {reason}" for worker_id, reason in self._newest.failed.items())
-            raise PushFailed(f"no worker serves {self.state.version}: its update is {self._newest.outcome}{why}")
-        self._pushed = {}
-
-    async def _publish(self) -> float:
-        """Hand the weights over; they travel in the background. Returns: seconds for which training stood still."""
-        await self._pushed_or_named()
-        self._check()
-        started = time.monotonic()
-        self._view.phase("handing the weights over")
-        publication: Publication = await self._calls.do("publish", self.state.version)
-        self._newest = publication
-        serving = asyncio.create_task(self._let_go_once_served(publication, list(self._unserved)))
-        self._serving.add(serving)
-        serving.add_done_callback(self._served)
-        self._pushing = asyncio.create_task(self._follow(publication))
-        return time.monotonic() - started
-
-    async def _send_whole(self) -> None:
-        """Weights that no worker could take by difference, as a full copy: while groups are waited for, or before an
-        evaluation, so that they are still those of that version."""
-        if self._pushing is not None:
-            await asyncio.wait({self._pushing})
-        if self._newest is None or self._newest.served or not self._newest.patches_refused:
-            return
-        logger.warning("no worker took %s by difference: a full copy is sent", self._newest.version)
-        self._sending_whole = True
-        try:
-            await self._publish()
-        finally:
-            self._sending_whole = False
-
-    async def _let_go_once_served(self, publication: Publication, groups: Sequence[str]) -> None:
-        """Args: groups: that these weights are the first to be trained on. One that nobody takes is posted again, or a newer one
-        comes, which has these groups too: until then, what is sampled anew would be older than admission reckons with."""
-        while not publication.served:
-            if publication is not self._newest:
-                return
-            await asyncio.sleep(LOOK_S)
-        await self._let_go(groups)
-
-    def _served(self, task: asyncio.Task[None]) -> None:
-        """An acknowledgement that failed for good ends the run, whichever push it was of."""
-        self._serving.discard(task)
-        self._ended(task)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
-
-    async def _follow(self, publication: Publication) -> None:
-        self._view.push(f"pushing {publication.version}")
-        await self._settled(publication)
-        try:
-            update = publication.wait(0.0)
-        except (PushFailed, TimeoutError) as error:
-            if isinstance(error.__cause__, Superseded):
-                raise error.__cause__ from None
-            logger.warning("weights: %s", error)
-            self._view.push(f"{publication.version} was not taken: {error}")
-            return
-        pauses = [worker.pause_s for worker in update.workers if worker.pause_s is not None]
-        if update.state == "done":
-            self._pushed = {"time/push_s": publication.push_s or 0.0, "time/pause_s": max(pauses, default=0.0)}
-        for worker_id, why in publication.failed.items():
-            logger.warning("worker %s does not serve %s: %s", worker_id, publication.version, why)
-        served = sum(worker.state == "served" for worker in update.workers)
-        self._view.push(f"{publication.version} is served by {served} of {len(update.workers)} workers")
-
-    async def _settled(self, publication: Publication) -> None:
-        """Not longer than workers have to load it. The time in which it is uploaded to an object store does not count."""
-        patience_s = self._settings.push_deadline_s + SETTLING_S
-        started = said = seen = time.monotonic()
-        waited_s, uploading = 0.0, publication.uploading
-        while not publication.settled and waited_s < patience_s:
-            await asyncio.sleep(LOOK_S)
-            now = time.monotonic()
-            # At neither look: between them this process may have stood still.
-            if not (uploading or publication.uploading):
-                waited_s += now - seen
-            elif now - said >= patience_s:
-                said = now
-                logger.warning("weights: %s is still being uploaded after %.0f s", publication.version, now - started)
-            seen, uploading = now, publication.uploading
-
-    async def _pushed_or_named(self) -> None:
-        if self._pushing is not None:
-            pushing, self._pushing = self._pushing, None
-            await self._ending.patiently(pushing)
-
     # -- numbers ------------------------------------------------------------------------------------------------------------
 
     async def _evaluated(self) -> dict[str, float]:
@@ -410,12 +294,12 @@ class Loop:
         if self._evaluator is None or not self._evaluator.due(step) or self._ending.wanted.is_set():
             return {}
         self._view.phase("evaluating")
-        await self._pushed_or_named()
-        await self._send_whole()
-        await self._pushed_or_named()
+        await self._pushes.over()
+        await self._pushes.send_whole()
+        await self._pushes.over()
         if self._ending.wanted.is_set():
             return {}
-        if self._newest is None or not self._newest.served:  # else older weights would answer
+        if not self._pushes.served:  # else older weights would answer
             logger.warning("step %d is not evaluated: no worker serves %s", step, version)
             return {}
         try:

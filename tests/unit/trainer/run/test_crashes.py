@@ -227,7 +227,7 @@ class Life:
             running.result()
             return loop.state.ledger
         finally:
-            left = [running, dying, *loop._serving, *self.feed._tasks]
+            left = [running, dying, *loop._pushes._serving, *self.feed._tasks]
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)

@@ -15,7 +15,7 @@ from steno.contracts.errors import Forbidden, Superseded
 from steno_trainer.data import lease_feed as feed_module
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed, NotFinite, PushFailed
-from steno_trainer.run import ending
+from steno_trainer.run import ending, pushes
 from steno_trainer.run import loop as loop_module
 from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED
 from tests.support.clock import ClockAhead
@@ -95,7 +95,7 @@ async def test_a_full_copy_that_fails_while_groups_are_waited_for_ends_the_run()
 async def test_an_upload_may_take_longer_than_workers_have_to_load_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop_module, "SETTLING_S", 0.3)
+    monkeypatch.setattr(pushes, "SETTLING_S", 0.3)
     world = World(bound=1)
     crew = Crew(world, push_s=0.1)
     crew.upload_s = 1e9  # until the test says so
@@ -115,7 +115,7 @@ async def test_a_process_that_stood_still_while_weights_were_uploaded_has_not_wa
     monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
     clock = ClockAhead()
-    monkeypatch.setattr(loop_module, "time", clock)
+    monkeypatch.setattr(pushes, "time", clock)
     world = World(bound=1)
     crew = Crew(world, push_s=1e9)  # nothing happens by itself
     crew.upload_s = 1e9
@@ -123,10 +123,10 @@ async def test_a_process_that_stood_still_while_weights_were_uploaded_has_not_wa
         running = asyncio.create_task(loop.run())
         await until(lambda: crew.pushes)
         crew.pushes[0].uploading = not begins
-        await asyncio.sleep(3 * loop_module.LOOK_S)
+        await asyncio.sleep(3 * pushes.LOOK_S)
         clock.by_s = 3600.0  # this process stands still for longer than workers have
         crew.pushes[0].uploading = begins
-        await asyncio.sleep(3 * loop_module.LOOK_S)
+        await asyncio.sleep(3 * pushes.LOOK_S)
         assert not running.done()
         for step in range(2):
             await until(lambda step=step: len(crew.pushes) > step)
@@ -137,7 +137,7 @@ async def test_a_process_that_stood_still_while_weights_were_uploaded_has_not_wa
 
 
 async def test_first_weights_that_no_worker_loads_in_time_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "SETTLING_S", 0.3)
+    monkeypatch.setattr(pushes, "SETTLING_S", 0.3)
     world = World(bound=1)
     crew = Crew(world, push_s=1e9)
     crew.upload_s = 0.5
