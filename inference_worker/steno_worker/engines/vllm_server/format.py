@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from steno.contracts.chat import Message, Tool
+from steno.contracts.chat import THINKS, Message, Tool
 from steno.contracts.errors import BadRequest, EngineFailed
 from steno_worker.chat.check import called
 from steno_worker.chat.interfaces import Decoder
@@ -115,7 +115,7 @@ class ServerFormat:
         It is tried what no grammar lets pass: a call that is opened, and goes on with what no call can begin with.
         Args: strict: with a tool that asks for a grammar. Returns: None: the server takes no tools.
         """
-        options = {"enable_thinking": False}  # a grammar waits for the end of reasoning
+        options: dict[str, Any] = dict.fromkeys(THINKS, False)  # a grammar waits for the end of reasoning
         try:
             opening = self._between([_ASKED, *called("abcdefghi")], "ok?", "probe")
         except BadRequest:

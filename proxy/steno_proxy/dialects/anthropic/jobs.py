@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from steno.contracts.chat import CanonicalRequest, Job, ResponseFormat, Sampling, Tool
+from steno.contracts.chat import THINKS, CanonicalRequest, Job, ResponseFormat, Sampling, Tool
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.anthropic.blocks import MessageBody, messages_of, system_of
@@ -126,7 +126,7 @@ def _template_kwargs(body: MessagesBody) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
     kind = (body.thinking or {}).get("type")
     if kind in ("enabled", "disabled"):
-        kwargs["enable_thinking"] = kind == "enabled"
+        kwargs |= dict.fromkeys(THINKS, kind == "enabled")
     effort = (body.output_config or {}).get("effort")
     if isinstance(effort, str) and effort in _EFFORTS:
         kwargs["reasoning_effort"] = _EFFORTS[effort]

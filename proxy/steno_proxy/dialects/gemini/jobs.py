@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steno.contracts.chat import Job, ResponseFormat, Sampling, Tool
+from steno.contracts.chat import THINKS, Job, ResponseFormat, Sampling, Tool
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.base import check_wire
 from steno_proxy.dialects.bounds import MAX_TOKENS
@@ -128,7 +128,7 @@ def template_options_of(config: Fields) -> tuple[dict[str, Any], bool]:
     thinking = config.sub("thinkingConfig", {})
     options: dict[str, Any] = {}
     if thinking.integer("thinkingBudget", bounds.ThinkingBudget) == 0:
-        options["enable_thinking"] = False
+        options |= dict.fromkeys(THINKS, False)
     level = thinking.text("thinkingLevel")
     if level and level != "THINKING_LEVEL_UNSPECIFIED":
         options["reasoning_effort"] = level.lower()

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from steno.contracts.chat import CONTINUES, OPEN_END, CanonicalRequest, Job, Message
+from steno.contracts.chat import CONTINUES, OPEN_END, THINKS, CanonicalRequest, Job, Message
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects import bounds
 from steno_proxy.dialects.openai import common
@@ -189,10 +189,6 @@ def _call(path: str, given: _Call) -> dict[str, Any]:
     }
 
 
-_THINKING = ("enable_thinking", "thinking")
-"""What chat templates call it: Qwen's and GLM's the first, Kimi's and DeepSeek's the second; parsers look at both."""
-
-
 def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     """`thinking` as Moonshot, DeepSeek and Z.ai spell it, `enable_thinking` as DashScope does; another `type` leaves it to the
     model."""
@@ -203,8 +199,8 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any]:
     thinks = body.enable_thinking if isinstance(body.enable_thinking, bool) else None
     if thinks is None and kind in ("enabled", "disabled"):
         thinks = kind == "enabled"
-    if thinks is not None and kwargs.keys().isdisjoint(_THINKING):
-        kwargs |= dict.fromkeys(_THINKING, thinks)
+    if thinks is not None and kwargs.keys().isdisjoint(THINKS):
+        kwargs |= dict.fromkeys(THINKS, thinks)
     return kwargs | _end_of_prompt(body)
 
 

@@ -92,7 +92,7 @@ async def test_everything_that_may_be_asked_for_reaches_the_worker(proxy: Proxy)
     law = request.job.sampling
     assert (law.temperature, law.top_p, law.top_k, law.stop, law.max_tokens) == (0.3, 0.9, 5, ["END"], 64_000)
     assert (request.job.tool_choice, request.job.parallel_tool_calls) == ("required", False)
-    assert request.job.template_kwargs == {"enable_thinking": False}
+    assert request.job.template_kwargs == {"enable_thinking": False, "thinking": False}
     assert (turn.model, turn.dialect, turn.asked["stop_sequences"]) == ("any-name", "messages", ["END"])
 
 

@@ -215,8 +215,9 @@ def test_sampling_as_asked_and_as_served() -> None:
 
 @pytest.mark.parametrize(
     ("body", "kwargs"),
-    [({"thinking": {"type": "adaptive"}}, {}), ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"enable_thinking": True}),
-     ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+    [({"thinking": {"type": "adaptive"}}, {}),
+     ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"enable_thinking": True, "thinking": True}),
+     ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
      ({"output_config": {"effort": "max"}}, {"reasoning_effort": "high"}),
      ({"output_config": {"effort": "wild"}}, {})],
 )  # fmt: skip

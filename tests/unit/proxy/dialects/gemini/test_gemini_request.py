@@ -242,7 +242,7 @@ def test_every_field_of_the_config_in_either_spelling(spelt: str) -> None:
         frequency_penalty=-1.5,
     )  # fmt: skip
     assert (request.n, request.job.top_logprobs) == (3, 4)
-    assert request.job.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert request.job.template_kwargs == {"enable_thinking": False, "thinking": False, "reasoning_effort": "low"}
     assert request.kept == {"thoughts": True}
     assert request.asked["topK"] == 40.0 and request.asked["maxOutputTokens"] == "100" and len(request.asked) == 9
 
