@@ -11,8 +11,10 @@ const MOST_RUNS = 1000;
 const SESSIONS = 400;
 // Of steps that a resumed trainer may take again, while it was heard of within LIVES_S.
 const LOOKS_FOR_ALL = 5;
-// To so many steps an evaluation may still be added (`steno evaluate --follow`). They are read again at every fifth look, too.
+// Evaluations are added later (`steno evaluate --follow`), most of them to one of so many last steps: these are read again at every
+// fifth look, all of them once a minute.
 const LATE = 50;
+const LOOKS_FOR_OLDEST = 20;
 const LIVES_S = 60;
 
 export async function runsView(main, _, __, signal) {
@@ -155,7 +157,8 @@ class Steps {
     const takesAgain = epoch > 1 && trainer.heard_s !== null && trainer.heard_s < LIVES_S && this.items.length === this.before;
     this.looks += 1;
     const further = this.looks % LOOKS_FOR_ALL === 0;
-    await this.read(newcomer || (takesAgain && further) ? 0 : Math.max(0, this.items.length - (further ? LATE : 1)));
+    const all = newcomer || (takesAgain && further) || this.looks % LOOKS_FOR_OLDEST === 0;
+    await this.read(all ? 0 : Math.max(0, this.items.length - (further ? LATE : 1)));
     if (newcomer) {
       this.before = this.items.length;
     } else if (this.before !== null && this.items.length !== this.before) {
