@@ -1,5 +1,5 @@
-"""The training loop, on the first rank: groups in, steps, checkpoints, weights out, again. Every order of things that matters
-is here.
+"""The training loop, on the first rank: groups in, steps, checkpoints, weights out, again. The order of these is here;
+`pushes.py` lets go of groups once a worker serves the weights.
 
     take groups -> assemble -> step -> checkpoint -> publish -> take groups …
                                                          then: a worker serves the weights -> let go of the groups
