@@ -18,6 +18,7 @@ from pydantic import Field, SecretStr, model_validator
 from rich.table import Table
 from rich.text import Text
 
+from steno.config.settings import PROXY
 from steno.contracts.errors import ConfigError
 from steno_cli.demo.processes import DemoFailed, cancelled_by_sigterm, free_port
 from steno_cli.terminal.output import EXIT_FAILURE, console
@@ -50,7 +51,8 @@ class EvaluateSettings(RolloutSettings):
     until_step: int | None = Field(
         None,
         ge=1,
-        description="end when this step of follow or a later one, and all others that are there, are evaluated; unset: never",
+        description="with follow: end once a checkpoint of this step or a later one is evaluated and no other is left; unset: "
+        "go on until stopped",
     )
     engine: Literal["auto", "vllm", "transformers"] = Field(
         "auto", description="what serves --model or --follow; auto: vllm where it is installed, else transformers"
@@ -134,6 +136,7 @@ async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
     the proxy that is given has all numbers."""
     from steno.client.client import AsyncSteno
     from steno_cli.evaluation.follow import StepNumbers, next_checkpoint
+    from steno_cli.evaluation.serving import Died
     from steno_rollouts.evaluation import Evaluation
     from steno_rollouts.reporting.passes import by_task
 
@@ -145,18 +148,18 @@ async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
 
     async with contextlib.AsyncExitStack() as stack:
         proxy = None
-        if settings.origin("proxy") != "default":
+        if _names_proxy(settings) or settings.origin("proxy") == PROXY:
             key = settings.key.get_secret_value() if settings.key is not None else None
             proxy = await stack.enter_async_context(AsyncSteno(settings.proxy, key))
             if key is not None and _are_unconfined(settings):
                 say(f"warning: trials can read the admin key of {settings.proxy}: confine them (--confine)")
         numbers = StepNumbers(folder, settings.results, proxy, say)
         while (found := await next_checkpoint(folder, numbers.done, settings.until_step, say)) is not None:
-            await numbers.check()
+            await numbers.check(found)
             try:
                 results = await _of_checkpoint(settings, found, port)
             except DemoFailed as error:
-                if found.model.exists():
+                if isinstance(error, Died) or found.model.exists():
                     raise
                 say(f"step {found.step} is left out: its checkpoint was removed before it was loaded: {error}")
                 continue
@@ -169,12 +172,12 @@ async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
 
 
 def _are_unconfined(settings: EvaluateSettings) -> bool:
-    """Whether trials are processes of this machine that see what its user sees."""
+    """Whether trials run in this process, or as processes of this machine that see what its user sees."""
     from steno_rollouts.build import confinement
 
-    if settings.executor != "local" or settings.harbor is not None or settings.verifiers is not None:
+    if settings.executor != "local" or settings.harbor is not None:
         return False
-    return confinement(settings, os.environ)[0] is None
+    return settings.verifiers is not None or confinement(settings, os.environ)[0] is None
 
 
 async def _of_checkpoint(settings: EvaluateSettings, checkpoint: Checkpoint, port: int) -> list[TrialResult]:

@@ -122,14 +122,15 @@ class StepNumbers:
             self._unposted = _kept(self._file)
         self.done = {step.version for step in self._unposted}
 
-    async def check(self) -> None:
-        """Whether the proxy would take what comes, before hours are spent on it, and post what an earlier start could not. Looks
-        at a step that is there, and changes nothing of it. Raises: StenoError: it never would."""
+    async def check(self, checkpoint: Checkpoint) -> None:
+        """Whether the proxy would take what comes, before hours are spent on it; and post what an earlier start could not. A step
+        that is there does not change. Raises: StenoError: it never would."""
         if self._proxy is None:
             return
         try:
-            for step in (await self._proxy.step_page(self._run(), limit=1)).items:
-                await self._proxy.post_step(self._run(), TrainingStep(step=step.step, at=step.at))
+            found = (await self._proxy.step_page(self._run(), limit=1)).items
+            step = TrainingStep(step=found[0].step, at=found[0].at) if found else _step(checkpoint, {})
+            await self._proxy.post_step(self._run(), step)
         except StenoError as error:
             if not error.retryable:
                 raise
@@ -138,12 +139,11 @@ class StepNumbers:
     async def keep(self, checkpoint: Checkpoint, values: Mapping[str, float]) -> None:
         """Raises: StenoError: the proxy refuses them; one that can't take them now is asked again later."""
         self.done.add(checkpoint.version)
-        step = TrainingStep(step=checkpoint.step, version=checkpoint.version, values=dict(values))
+        step = _step(checkpoint, values)
         if self._file is not None:
-            line = json.dumps({"step": step.step, "version": step.version, "values": step.values})
             try:
                 with self._file.open("a") as file:
-                    file.write(line + "\n")
+                    file.write(step.model_dump_json(include={"step", "version", "at", "values"}) + "\n")
             except OSError as error:
                 self._say(f"warning: {self._file}: {error.strerror}: step {step.step} is not in it")
         self._unposted.append(step)
@@ -167,14 +167,15 @@ class StepNumbers:
             self._unposted.pop(0)
 
     async def _post_one(self, proxy: AsyncSteno, step: TrainingStep) -> None:
-        """Beside what the trainer posted of it, unless that is of another start of the run by now."""
+        """Beside what the trainer posted of it, unless a later start of the run has taken this step anew."""
         found = (await proxy.step_page(self._run(), start=step.step, limit=1)).items
         before = next((one for one in found if one.step == step.step), None)
-        if before is not None and before.version not in ("", step.version):
+        if before is not None and before.version in ("", step.version):
+            step = step.model_copy(update={"at": before.at})
+        elif before is not None and (before.at or 0.0) >= (step.at or 0.0):
             self._say(f"warning: step {step.step} is {before.version} by now: numbers of {step.version} are not posted")
             return
-        at = None if before is None else before.at
-        await proxy.post_step(self._run(), step.model_copy(update={"at": at}))
+        await proxy.post_step(self._run(), step)
 
     def _run(self) -> str:
         """Raises: ConfigError: no trainer has begun there."""
@@ -185,6 +186,10 @@ class StepNumbers:
                 f"follow: {self._folder / 'run.json'} does not name the run: no `steno train` has begun there",
                 field="follow",
             ) from None
+
+
+def _step(checkpoint: Checkpoint, values: Mapping[str, float]) -> TrainingStep:
+    return TrainingStep(step=checkpoint.step, version=checkpoint.version, at=checkpoint.written, values=dict(values))
 
 
 def _kept(file: Path) -> list[TrainingStep]:

@@ -12,8 +12,12 @@ from typing import NamedTuple
 
 from steno.client.client import AsyncSteno
 from steno.config.extras import missing
-from steno_cli.demo.processes import start, until_healthy
+from steno_cli.demo.processes import DemoFailed, start, until_healthy
 from steno_cli.terminal.output import console, require_modules
+
+
+class Died(DemoFailed):
+    """A model that was served is not served any more."""
 
 
 class Served(NamedTuple):
@@ -29,7 +33,8 @@ async def served(
 ) -> AsyncIterator[Served]:
     """Args: engine: `auto` is vllm where it is installed, else transformers. port: that the proxy listens at, of 127.0.0.1.
 
-    Raises: DemoFailed: one of the two has ended, before the model was served or by the end; ConfigError: a package is missing.
+    Raises: DemoFailed: one of the two ended before the model was served; Died: it is not served any more at the end; ConfigError:
+        a package is missing.
     """
     if engine == "auto":
         engine = "transformers" if missing(["vllm"]) else "vllm"
@@ -51,7 +56,12 @@ async def served(
                 worker.check()
                 await asyncio.sleep(0.5)
             key = await client.run_key(run_id)
-        assert key is not None, "the proxy has an admin key"
-        yield Served(url, key)
-        proxy.check()
-        worker.check()  # what trials got of an engine that died is worth nothing
+            assert key is not None, "the proxy has an admin key"
+            yield Served(url, key)
+            try:  # what trials got of an engine that died is worth nothing
+                proxy.check()
+                worker.check()
+            except DemoFailed as error:
+                raise Died(error.message) from None
+            if not any(each.models for each in await client.workers()):
+                raise Died("the worker serves no model any more: its engine has died")

@@ -15,9 +15,12 @@ import pytest
 from steno.client.client import AsyncSteno
 from steno.contracts.errors import ConfigError, Forbidden, StoreUnavailable
 from steno.contracts.runs.training_steps import TrainingStep, TrainingStepPage
+from steno_cli.commands import evaluate
 from steno_cli.commands.evaluate import EvaluateSettings
+from steno_cli.demo.processes import DemoFailed
 from steno_cli.evaluation import follow
 from steno_cli.evaluation.follow import Checkpoint, StepNumbers, next_checkpoint
+from steno_cli.evaluation.serving import Died
 
 
 @pytest.fixture(autouse=True)
@@ -106,10 +109,10 @@ async def test_numbers_join_those_of_the_trainer_and_what_could_not_be_posted_is
 ) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"run": "greet"}))
     one, two, three = (written(tmp_path, step, step) for step in (2, 4, 6))
-    trained = [TrainingStep(step=step, version=f"a-b/{step}", at=step, values={"loss": 1.0}) for step in (2, 4)]
+    trained = [TrainingStep(step=step, version=f"a-b/{step}", at=50.0 + step, values={"loss": 1.0}) for step in (2, 4)]
     proxy, said = Proxy(None, StoreUnavailable("away"), StoreUnavailable("away"), steps=(*trained,)), list[str]()
     numbers = numbers_of(tmp_path, tmp_path / "results", proxy, said)
-    await numbers.check()
+    await numbers.check(one)
     assert list(proxy.steps.values()) == trained
     await numbers.keep(one, {"eval/reward": 0.5})
     await numbers.keep(two, {"eval/reward": 0.75})
@@ -117,17 +120,17 @@ async def test_numbers_join_those_of_the_trainer_and_what_could_not_be_posted_is
     assert list(proxy.steps.values()) == trained
     file = tmp_path / "results" / "steps.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert lines[1] == {"step": 4, "version": "a-b/4", "values": {"eval/reward": 0.75}}
+    assert lines[1] == {"step": 4, "version": "a-b/4", "at": 4.0, "values": {"eval/reward": 0.75}}
 
     again = numbers_of(tmp_path, tmp_path / "results", proxy, said)
     assert again.done == {"a-b/2", "a-b/4"}
-    await again.check()
+    await again.check(three)
     await again.keep(three, {"eval/reward": 1.0})
     assert await again.finish() and len(said) == 2
     assert [(step.at, step.values) for step in proxy.steps.values()] == [
-        (2.0, {"loss": 1.0, "eval/reward": 0.5}),
-        (4.0, {"loss": 1.0, "eval/reward": 0.75}),
-        (99.0, {"eval/reward": 1.0}),
+        (52.0, {"loss": 1.0, "eval/reward": 0.5}),
+        (54.0, {"loss": 1.0, "eval/reward": 0.75}),
+        (6.0, {"eval/reward": 1.0}),
     ]
 
 
@@ -140,14 +143,18 @@ async def test_numbers_that_are_still_not_posted_at_the_end_are_told_of(tmp_path
     assert await numbers.finish()
 
 
-async def test_a_step_that_another_start_of_the_run_has_taken_by_now_keeps_its_numbers(tmp_path: Path) -> None:
+async def test_a_step_that_a_later_start_of_the_run_has_taken_anew_keeps_its_numbers(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"run": "greet"}))
     theirs = TrainingStep(step=2, version="c/2", at=5.0, values={"eval/reward": 1.0})
     proxy, said = Proxy(steps=(theirs,)), list[str]()
     numbers = numbers_of(tmp_path, None, proxy, said)
-    await numbers.keep(written(tmp_path, 2, 1.0), {"eval/reward": 0.0})
+    await numbers.keep(written(tmp_path, 2, 4.0), {"eval/reward": 0.0})
     assert proxy.steps == {2: theirs} and "step 2 is c/2 by now" in said[0]
     assert await numbers.finish()
+    await numbers.keep(
+        written(tmp_path, 2, 6.0, lineage="d"), {"eval/reward": 0.5}
+    )  # which the trainer posts later itself
+    assert (proxy.steps[2].version, proxy.steps[2].values, len(said)) == ("d/2", {"eval/reward": 0.5}, 1)
 
 
 async def test_a_line_that_a_kill_cut_off_is_written_again(tmp_path: Path) -> None:
@@ -164,12 +171,15 @@ async def test_a_line_that_a_kill_cut_off_is_written_again(tmp_path: Path) -> No
 
 async def test_what_no_proxy_or_folder_would_take_is_said_before_anything_is_evaluated(tmp_path: Path) -> None:
     said: list[str] = []
+    one = written(tmp_path, 2, 1.0)
     with pytest.raises(ConfigError, match=r"run\.json does not name the run"):
-        await numbers_of(tmp_path, None, Proxy(), said).check()
+        await numbers_of(tmp_path, None, Proxy(), said).check(one)
     (tmp_path / "run.json").write_text(json.dumps({"run": "greet"}))
     with pytest.raises(Forbidden):
-        await numbers_of(tmp_path, None, Proxy(Forbidden("no"), steps=(TrainingStep(step=1),)), said).check()
-    await numbers_of(tmp_path, None, None, said).check()
+        await numbers_of(tmp_path, None, Proxy(Forbidden("no"), steps=(TrainingStep(step=1),)), said).check(one)
+    with pytest.raises(Forbidden):
+        await numbers_of(tmp_path, None, Proxy(Forbidden("no")), said).check(one)
+    await numbers_of(tmp_path, None, None, said).check(one)
     assert not said
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="with --follow it is a folder"):
@@ -177,6 +187,26 @@ async def test_what_no_proxy_or_folder_would_take_is_said_before_anything_is_eva
     (tmp_path / "steps.jsonl").write_text("1\n")
     with pytest.raises(ConfigError, match="not what --follow wrote"):
         numbers_of(tmp_path, tmp_path, None, said)
+
+
+async def test_a_checkpoint_is_left_out_only_if_it_was_removed_before_it_was_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that dies under each evaluation is an error, also where its checkpoint was removed meanwhile."""
+    settings = EvaluateSettings.load({"tasks": "t", "command": ["a"], "follow": str(tmp_path)}, None)
+    errors = [DemoFailed("the merge ended with code 1"), Died("the worker ended with code 1")]
+    seen: list[str] = []
+
+    async def removed(_: EvaluateSettings, checkpoint: Checkpoint, port: int) -> list[Any]:
+        seen.append(checkpoint.version)
+        shutil.rmtree(checkpoint.model.parent)
+        raise errors.pop(0)
+
+    monkeypatch.setattr(evaluate, "_of_checkpoint", removed)
+    written(tmp_path, 2, 2.0), written(tmp_path, 4, 1.0)
+    with pytest.raises(Died, match="the worker ended"):
+        await evaluate._follow(settings, tmp_path)
+    assert seen == ["a-b/2", "a-b/4"] and "step 2 is left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
