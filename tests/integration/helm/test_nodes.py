@@ -192,6 +192,11 @@ def test_a_node_that_is_drained_gets_its_time_and_is_no_finished_run(tmp_path: P
     try:
         until(lambda: pod.said().count("it runs") == 2, f"two ranks: {pod.said()}")
         assert pod.process is not None
+        # It may be slower than the ranks that it starts, and forgets those of which it has no list yet. Once it has, it sleeps
+        # again and again.
+        slept = psutil.Process(pod.process.pid).num_ctx_switches
+        before = slept().voluntary
+        until(lambda: slept().voluntary >= before + 10, "torchrun watches its ranks")
         pod.process.terminate()
         assert pod.process.wait(300) == 1, pod.said()
     finally:
