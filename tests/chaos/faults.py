@@ -74,9 +74,11 @@ async def _process(program: Program, what: str, fault: Fault) -> None:
         await asyncio.sleep(fault.lasts_s)
         program.start()
     elif what == "clock":
+        starts = program.starts
         program.signal(signal.SIGUSR2)
         await asyncio.sleep(fault.lasts_s)
-        program.signal(signal.SIGUSR1)
+        if program.starts == starts:  # a later one has the true time, and may not take the signal yet
+            program.signal(signal.SIGUSR1)
 
 
 async def _redis(deployment: Deployment, what: str, fault: Fault) -> None:

@@ -151,6 +151,14 @@ class Deployment:
         return [*self.replicas, *self.workers]
 
     async def __aenter__(self) -> Deployment:
+        try:
+            await self._begin()
+        except BaseException:  # nobody leaves what was not entered
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _begin(self) -> None:
         enter = self._stack.enter_async_context
         self._stack.callback(self._close)
         servers = self.redis.servers if self.redis.watched else self.redis.servers * REPLICAS
@@ -185,7 +193,6 @@ class Deployment:
             self.journals.append(journal)
             self.workers.append(Program(f"w{number}", args, self.folder / f"w{number}.log"))
         await self.heal()
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
