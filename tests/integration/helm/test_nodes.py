@@ -188,6 +188,7 @@ def test_a_node_that_is_drained_gets_its_time_and_is_no_finished_run(tmp_path: P
     (tmp_path / "ends.py").write_text(ENDS)
     variables = {"PATH": os.environ["PATH"], **environment(spec)} | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     pod = Pod([sys.executable, "-m", "torch.distributed.run", str(tmp_path / "ends.py")], variables, tmp_path / "log")
+    ranks: list[psutil.Process] = []
     pod.start()
     try:
         until(lambda: pod.said().count("it runs") == 2, f"two ranks: {pod.said()}")
@@ -197,8 +198,12 @@ def test_a_node_that_is_drained_gets_its_time_and_is_no_finished_run(tmp_path: P
         slept = psutil.Process(pod.process.pid).num_ctx_switches
         before = slept().voluntary
         until(lambda: slept().voluntary >= before + 10, "torchrun watches its ranks")
+        ranks = psutil.Process(pod.process.pid).children()
         pod.process.terminate()
         assert pod.process.wait(300) == 1, pod.said()
     finally:
         pod.kill()
+        for rank in ranks:  # which it may have left
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.kill()
     assert pod.said().count("it ends well") == 2

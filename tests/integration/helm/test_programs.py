@@ -133,7 +133,10 @@ def running(command: list[str], env: dict[str, str], log: Path) -> Iterator[subp
         yield child
     finally:
         child.terminate()
-        child.wait(60)
+        try:
+            child.wait(60)
+        finally:
+            child.kill()
 
 
 def until_it_succeeds(command: list[str], env: dict[str, str], child: subprocess.Popen[bytes], log: Path) -> str:

@@ -42,6 +42,7 @@ class Walk:
         self._environment = {
             **kept, "PATH": path, "PYTHONUNBUFFERED": "1", "HOME": str(folder),
             "MODEL": str(TINY), "OMP_NUM_THREADS": "1", "STENO_PORT": str(port), "STENO_PROXY": self.url,
+            "PET_MASTER_PORT": str(free_port()),  # torchrun's own is the same for all
         }  # fmt: skip
         self.folder = folder / "greet"
         self.folder.mkdir()
