@@ -40,7 +40,7 @@ async def test_exported_turns_are_shown_as_they_were_recorded(
             await looker.go("sessions", "table.rows tbody tr")
             assert await looker.page.locator("table.rows tbody tr").count() == 24
             await looker.go("sessions/parser-05.0", "section.turn")
-            of_file = await looker.page.locator(".conversation").inner_text()
+            of_file = await looker.page.locator(".conversation").text_content()
             await looker.go("sessions/parser-05.0?tab=tokens", ".done .tok")
             assert await looker.page.locator("option[value=reason]").count() == 0, "the file says no group's purpose"
             await looker.page.locator(".done .tok").first.hover()
@@ -50,7 +50,7 @@ async def test_exported_turns_are_shown_as_they_were_recorded(
             assert looker.troubles == []
         async with looking(browser, proxy.url) as looker:
             await looker.go("sessions/parser-05.0", "section.turn")
-            assert await looker.page.locator(".conversation").inner_text() == of_file
+            assert of_file and await looker.page.locator(".conversation").text_content() == of_file
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             assert (await client.get("/sessions", headers={"host": "evil.example"})).status_code == 403
             assert (await client.get("/sessions", headers={"sec-fetch-site": "cross-site"})).status_code == 403
