@@ -25,10 +25,13 @@ _FLOAT = re.compile(r"Expected `int\b.*`, got `float`")
 MAX_NESTING = 200
 """Of JSON that goes on record with a turn. Pydantic, which writes the record's JSON, stops at 255."""
 MOST_SURROGATES = 100_000
-"""So many escapes of surrogates are looked at, a run of pairs being one: they take 50 ms. With more a half is refused."""
+"""So many escapes of surrogates are looked at, 64 pairs in a row being one: they take 50 ms. With more a half is refused."""
 _HIGH, _LOW = rb"[89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_SURROGATES = re.compile(rb"\\u[dD](?:(%b%b(?:\\u[dD]%b%b)*+)|[89a-fA-F][0-9a-fA-F]{2})" % (_HIGH, _LOW, _HIGH, _LOW))
-"""1: whole pairs; else it is a half. Bodies are searched for the two bytes that it begins with, not tried at each of theirs."""
+_SURROGATES = re.compile(
+    rb"\\u[dD](?:(%b%b(?:\\u[dD]%b%b){0,63})|[89a-fA-F][0-9a-fA-F]{2})" % (_HIGH, _LOW, _HIGH, _LOW)
+)
+"""1: whole pairs; else it is a half. Bodies are searched for the two bytes that it begins with, not tried at each of theirs.
+Possessive quantifiers of such groups match wrongly before Python 3.11.5."""
 
 
 @dataclass(slots=True)

@@ -108,7 +108,9 @@ def packed(folder: Path) -> bytes:
 def unpack(archive: bytes, folder: Path) -> None:
     folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-        opened.extractall(folder, filter="fully_trusted")  # made by `packed`
+        # Made by `packed`. Before Python 3.11.4 there is no other way, and no argument that says so.
+        opened.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+        opened.extractall(folder)
 
 
 def last_part(path: Path, most_bytes: int) -> bytes:
