@@ -124,7 +124,7 @@ OPEN_END = "add_generation_prompt"
 """Template option; False: no header of an assistant's message after the messages."""
 THINKS = ("enable_thinking", "thinking")
 """Template options: whether the model thinks first. Qwen's and GLM's templates read the first one, Kimi's and DeepSeek's the
-second, and parsers both."""
+second one. Parsers read both."""
 CONTINUES = "continue_final_message"
 """Template option; True: the prompt ends inside the last message, which is an assistant's, and the reply goes on from there."""
 

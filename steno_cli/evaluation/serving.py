@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from steno.client.client import AsyncSteno
 from steno.config.extras import missing
-from steno_cli.demo.processes import DemoFailed, start, until_healthy
+from steno_cli.demo.processes import DemoFailed, DemoProcess, start, until_healthy
 from steno_cli.terminal.output import console, require_modules
 
 
@@ -51,17 +51,21 @@ async def served(
         worker = await start(stack, folder, "worker", *words, *more, STENO_WORKER_KEY=worker_key)
         await until_healthy(url, proxy)
         async with AsyncSteno(url, admin) as client:
-            while not any(each.models for each in await client.workers()):  # a large model takes minutes
-                proxy.check()
-                worker.check()
-                await asyncio.sleep(0.5)
+            await _until_served(client, proxy, worker)  # a large model takes minutes
             key = await client.run_key(run_id)
             assert key is not None, "the proxy has an admin key"
             yield Served(url, key)
             try:  # what trials got of an engine that died is worth nothing
-                proxy.check()
-                worker.check()
+                await _until_served(client, proxy, worker)
             except DemoFailed as error:
                 raise Died(error.message) from None
-            if not any(each.models for each in await client.workers()):
-                raise Died("the worker serves no model any more: its engine has died")
+
+
+async def _until_served(client: AsyncSteno, proxy: DemoProcess, worker: DemoProcess) -> None:
+    """A worker that has lost its connection comes back; one whose engine has died ends. Raises: DemoFailed: one of them has."""
+    while True:
+        proxy.check()
+        worker.check()
+        if any(each.models for each in await client.workers()):
+            return
+        await asyncio.sleep(0.5)

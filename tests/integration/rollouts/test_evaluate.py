@@ -90,35 +90,21 @@ def test_checkpoints_of_a_run_are_evaluated_one_after_the_other(tmp_path: Path) 
         shutil.copytree(TINY, folder / f"weights-ab-{step}")
         (folder / "state.msgpack").touch()
         os.utime(folder / "state.msgpack", (step, step))
-    words = [
-        "evaluate",
-        "--follow",
-        "checkpoints",
-        "--until-step",
-        "4",
-        "--engine",
-        "transformers",
-        "--results",
-        "kept",
-    ]
-    words += ["--tasks", "tasks.jsonl", "--group-size", "2", "--confine", "off", "--", sys.executable]
-    done = steno(*words, str(tmp_path / "agent.py"), cwd=tmp_path)
+    words = (
+        "evaluate --follow checkpoints --until-step 4 --engine transformers --results kept --tasks tasks.jsonl".split()
+    )
+    words += ["--group-size", "2", "--confine", "off", "--", sys.executable, str(tmp_path / "agent.py")]
+    done = steno(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stdout.splitlines() if line.startswith(("step", "mean"))]
-    assert [line.split("(")[0].strip() for line in told] == [
-        "step 4",
-        "mean reward  1.000",
-        "step 2",
-        "mean reward  1.000",
-    ]
+    mean = "mean reward  1.000"
+    assert [line.split("(")[0].strip() for line in told] == ["step 4", mean, "step 2", mean]
     steps = [json.loads(line) for line in (tmp_path / "kept" / "steps.jsonl").read_text().splitlines()]
-    assert [(step["step"], step["version"], step["values"]["eval/trials"]) for step in steps] == [
-        (4, "ab/4", 2),
-        (2, "ab/2", 2),
-    ]
+    numbers = [(step["step"], step["version"], step["values"]["eval/trials"]) for step in steps]
+    assert numbers == [(4, "ab/4", 2), (2, "ab/2", 2)]
     kept = [len((tmp_path / "kept" / f"step-{step}-ab.jsonl").read_text().splitlines()) for step in (2, 4)]
     assert kept == [2, 2]
-    again = steno(*words, str(tmp_path / "agent.py"), cwd=tmp_path)
+    again = steno(*words, cwd=tmp_path)
     assert (again.returncode, again.stdout) == (0, ""), "both are evaluated"
 
 
