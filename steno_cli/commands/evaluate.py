@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import shlex
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from steno.config.settings import PROXY
 from steno.contracts.errors import ConfigError
-from steno_cli.demo.processes import DemoFailed, cancelled_by_sigterm, free_port
+from steno_cli.demo.processes import DemoFailed, cancelled_by_signals, free_port
 from steno_cli.terminal.output import EXIT_FAILURE, console
 from steno_rollouts.config import RolloutSettings
 
@@ -101,14 +100,10 @@ def evaluate(settings: EvaluateSettings) -> None:
     """
 
     async def run() -> bool:
-        with cancelled_by_sigterm():
+        with cancelled_by_signals():
             return await (_evaluate(settings) if settings.follow is None else _follow(settings, settings.follow))
 
-    try:
-        scored = asyncio.run(run())
-    except asyncio.CancelledError:
-        raise SystemExit(128 + signal.SIGTERM) from None
-    if not scored:
+    if not asyncio.run(run()):
         raise typer.Exit(EXIT_FAILURE)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from steno_cli.terminal.output import EXIT_FAILURE, console
-from steno_cli.terminal.signals import taken
+from steno_cli.terminal.signals import hangup_taken, taken
 
 if TYPE_CHECKING:
     from steno_rollouts.build import Prepared
@@ -116,8 +116,8 @@ async def _rolled_out(prepared: Prepared, run_id: str, patient: bool) -> list[Tr
 
 @contextlib.contextmanager
 def _cancelled_by_signals(again: str) -> Iterator[None]:
-    """Ctrl-C and SIGTERM cancel the rollouts, which then end their trials in order; a second one gives them no time for that, but
-    for telling the proxy how they ended; a third one not for that either.
+    """Ctrl-C, SIGTERM and a terminal that is closed cancel the rollouts, which then end their trials in order; a second one gives
+    them no time for that, but for telling the proxy how they ended; a third one not for that either.
 
     Raises: KeyboardInterrupt: in place of the cancellation."""
     from steno_rollouts.calls.posts import is_post
@@ -133,7 +133,7 @@ def _cancelled_by_signals(again: str) -> Iterator[None]:
             if signals > 2 or not is_post(each):
                 each.cancel()
 
-    with taken(stop, signal.SIGINT, signal.SIGTERM):
+    with taken(stop, signal.SIGINT, signal.SIGTERM), hangup_taken(stop):
         try:
             yield
         except asyncio.CancelledError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -60,7 +59,7 @@ def check(settings: CheckSettings) -> None:
     withheld ones such as {_answer}. Tasks are scored as in rollouts: by --reward, by tests/test.sh in containers, by a reward
     file. Exit code 1: a task did not score as it must.
     """
-    from steno_cli.demo.processes import cancelled_by_sigterm
+    from steno_cli.demo.processes import cancelled_by_signals
     from steno_rollouts.build import Prepared
     from steno_rollouts.task_check import TaskCheck
 
@@ -68,13 +67,10 @@ def check(settings: CheckSettings) -> None:
     whom: list[Who] = [settings.only] if settings.only else ["oracle", "nobody"]
 
     async def run() -> list[CheckedTask]:
-        with cancelled_by_sigterm():
+        with cancelled_by_signals():
             return await TaskCheck(prepared, settings.oracle).run(whom, _tell)
 
-    try:
-        found = asyncio.run(run())
-    except asyncio.CancelledError:
-        raise SystemExit(128 + signal.SIGTERM) from None
+    found = asyncio.run(run())
     _show(found, whom)
     if not all(checked.holds for checked in found):
         raise typer.Exit(EXIT_FAILURE)

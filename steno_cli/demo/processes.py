@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from steno.contracts.errors import StenoError
+from steno.contracts.errors import CannotListen, StenoError
 from steno.contracts.rest import Trial
-from steno_cli.terminal.signals import taken
+from steno_cli.terminal.signals import hangup_taken, taken
 
 PORT = 8000
 """Where a demo listens, if nothing else does: the lines that it prints hold for the next one, too."""
@@ -139,21 +139,33 @@ async def deadline(what: str) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def cancelled_by_sigterm() -> Iterator[None]:
-    """SIGTERM cancels the demo, as Ctrl-C does by itself, so that its processes are ended."""
+def cancelled_by_signals() -> Iterator[None]:
+    """SIGTERM and a terminal that is closed cancel the demo, as Ctrl-C does by itself, so that its processes are ended.
+
+    Raises: SystemExit: 128 and the signal's number, in place of the cancellation.
+    """
     task = asyncio.current_task()
     assert task is not None
-    with taken(task.cancel, signal.SIGTERM):
-        yield
+    came: list[signal.Signals] = []
+
+    def cancel(number: signal.Signals) -> None:
+        came.append(number)
+        task.cancel()
+
+    with taken(lambda: cancel(signal.SIGTERM), signal.SIGTERM), hangup_taken(lambda: cancel(signal.SIGHUP)):
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not came:
+                raise
+            raise SystemExit(128 + came[0]) from None
 
 
 @contextlib.contextmanager
 def says_stopped(console: Console) -> Iterator[None]:
-    """Around a demo: its last line says that all it started has ended, however it ended. SIGTERM is exit code 143."""
+    """Around a demo: its last line says that all it started has ended, however it ended."""
     try:
         yield
-    except asyncio.CancelledError:  # SIGTERM
-        raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         console.print("stopped: the proxy, the worker and all else that this demo started", style="dim")
 
@@ -162,17 +174,20 @@ def free_port(wanted: int | None) -> int:
     """`wanted`, or if nobody wants one, PORT or any other. It stays bound while this process lives: no other program that asks
     for any free port is given it before the proxy listens there.
 
-    Raises: DemoFailed: something listens at the one that is wanted, and the demo would record what it says.
+    Raises: CannotListen: something listens at the one that is wanted, and the demo would record what it says; or this user may
+        not. DemoFailed: no port is free.
     """
     for port in (PORT, 0) if wanted is None else (wanted,):
         probe = socket.socket()
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the proxy can listen there all the same
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
+        except OSError as error:
             probe.close()
+            if wanted is not None:
+                raise CannotListen("--port", "127.0.0.1", wanted, error) from None
             continue
         found = int(probe.getsockname()[1])
         probe.detach()  # the descriptor stays open
         return found
-    raise DemoFailed(f"--port {wanted}: the address is in use already" if wanted else "no port of 127.0.0.1 is free")
+    raise DemoFailed("no port of 127.0.0.1 is free")

@@ -23,7 +23,7 @@ from steno.contracts.records import SamplingPolicy
 from steno.contracts.rest import Completion, GroupSpec, Trial
 from steno.models import TINY
 from steno_cli.demo.processes import (
-    cancelled_by_sigterm,
+    cancelled_by_signals,
     environment,
     free_port,
     says_stopped,
@@ -70,7 +70,7 @@ async def demo(console: Console, *, trials: int = 3, keep: bool = False, port: i
     """
     port = free_port(port)
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory(prefix="steno-demo-") as folder, cancelled_by_sigterm():
+    with tempfile.TemporaryDirectory(prefix="steno-demo-") as folder, cancelled_by_signals():
         async with AsyncSteno(url) as client, contextlib.AsyncExitStack() as stack:
             with _progress(console) as progress:
                 step = progress.add_task("starting the proxy", total=1)

@@ -31,7 +31,7 @@ from steno.models import TINY
 from steno_cli.demo.processes import (
     DemoFailed,
     DemoProcess,
-    cancelled_by_sigterm,
+    cancelled_by_signals,
     free_port,
     says_stopped,
     start,
@@ -140,7 +140,7 @@ async def demo_train(
     """Run the loop for `steps` optimisation steps, evaluated before and after. Raises: DemoFailed."""
     port = free_port(port)
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory(prefix="steno-demo-") as name, cancelled_by_sigterm():
+    with tempfile.TemporaryDirectory(prefix="steno-demo-") as name, cancelled_by_signals():
         folder = Path(name)
         async with AsyncSteno(url, retries=8) as client, contextlib.AsyncExitStack() as stack:
             agents = stack.enter_context(Agents(IN_FLIGHT))

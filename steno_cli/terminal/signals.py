@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
@@ -33,3 +34,29 @@ def taken(call: Callable[[], object], *numbers: signal.Signals) -> Iterator[None
                 loop.remove_signal_handler(number)
                 if (handler := before[number]) is not None:  # None: it is not Python's
                     signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def hangup_taken(call: Callable[[], object]) -> Iterator[None]:
+    """`call` at the first SIGHUP, by which programs end whose terminal was closed; a shell may send a second one. What is written
+    to a terminal that is gone goes nowhere from then on, where it would be an error. Not where `nohup` has it ignored."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        yield
+        return
+    terminals = [output for output in (1, 2) if os.isatty(output)]
+    came = False
+
+    def hung_up() -> None:
+        nonlocal came
+        if came:
+            return
+        came = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for output in terminals:
+            if not os.isatty(output):  # else somebody sent the signal by hand
+                os.dup2(nowhere, output)
+        os.close(nowhere)
+        call()
+
+    with taken(hung_up, signal.SIGHUP):
+        yield

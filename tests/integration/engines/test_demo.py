@@ -16,6 +16,7 @@ import httpx
 import pytest
 from rich.console import Console
 
+from steno.contracts.errors import CannotListen
 from steno_cli.demo import record
 from steno_cli.demo.processes import DemoFailed
 from steno_cli.demo.record import demo
@@ -110,7 +111,7 @@ async def test_a_port_that_is_taken_is_nothing_to_run_on() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(DemoFailed, match="the address is in use already"):
+        with pytest.raises(CannotListen, match="the address is in use already"):
             await run(other.getsockname()[1])
 
 

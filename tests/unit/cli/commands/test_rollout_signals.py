@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from steno_cli.commands import rollout
-from steno_cli.demo.processes import cancelled_by_sigterm
+from steno_cli.demo.processes import cancelled_by_signals
 from steno_rollouts.calls.posts import to_its_end
 
 
@@ -66,7 +66,7 @@ def test_after_the_rollouts_of_an_evaluation_sigterm_cancels_what_ends_its_proxy
     before = signal.signal(signal.SIGTERM, lambda number, _: outside.append(number))
 
     async def evaluation() -> None:
-        with cancelled_by_sigterm():
+        with cancelled_by_signals():
             with rollout._cancelled_by_signals("r"):
                 pass
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would end this process"
@@ -74,8 +74,9 @@ def test_after_the_rollouts_of_an_evaluation_sigterm_cancels_what_ends_its_proxy
             await asyncio.sleep(60)
 
     try:
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(SystemExit) as ended:
             asyncio.run(evaluation())
+        assert ended.value.code == 128 + signal.SIGTERM
         assert outside == []
         signal.raise_signal(signal.SIGTERM)
         assert outside == [signal.SIGTERM], "whoever took it before takes it again"
