@@ -216,7 +216,7 @@ def results(
 
     Intervals are of 95 %, bootstrapped over tasks. Differences are paired by task.
     """
-    from steno_rollouts.reporting.passes import by_task, compared
+    from steno_rollouts.reporting.passes import by_task, compared, runs_of_one_task
     from steno_rollouts.reporting.results import ended_trials
 
     if len(files) > 2:
@@ -227,6 +227,11 @@ def results(
             raise ConfigError(f"results: {file}: no such file", field="files")
         trials = ended_trials(file)
         found.append(by_task(trials.values()))
+        if runs := runs_of_one_task(trials.values()):
+            text = (
+                f"warning: {file} has trials of {len(runs)} runs of the same tasks, counted together: {', '.join(runs)}"
+            )
+            console(stderr=True).print(text, style="yellow", markup=False, soft_wrap=True)
         if not found[-1]:
             raise ConfigError(f"results: {file} has no trials", field="files")
         largest = max(len(task.rewards) for task in found[-1])

@@ -70,6 +70,16 @@ def by_task(results: Iterable[TrialResult]) -> list[TaskResult]:
     return [TaskResult(task_id, tuple(values), unscored.get(task_id, 0)) for task_id, values in rewards.items()]
 
 
+def runs_of_one_task(results: Iterable[TrialResult]) -> list[str]:
+    """Runs that have trials of a task which another of them has, too: two evaluations that were written to one file, say. One
+    figure is then of both."""
+    runs: dict[str, set[str]] = {}
+    for result in results:
+        if result.end_reason != EndReason.SPARE:
+            runs.setdefault(result.task_id, set()).add(result.run_id)
+    return sorted(set().union(*(found for found in runs.values() if len(found) > 1)))
+
+
 def pass_at_k(trials: int, passed: int, k: int) -> float:
     """The chance that at least one of k trials passes, 0 to 1, estimated from `trials` >= k of which `passed` did."""
     if not 1 <= k <= trials or not 0 <= passed <= trials:

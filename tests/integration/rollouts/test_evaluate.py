@@ -123,3 +123,11 @@ def test_what_can_not_be_evaluated_is_said_before_anything_starts(tmp_path: Path
     ):
         done = steno(*words, cwd=tmp_path)
         assert (done.returncode, said in done.stderr) == (2, True), (words, done.stderr)
+
+
+def test_a_file_of_two_evaluations_is_counted_and_said(tmp_path: Path) -> None:
+    rows = [TrialResult(run, "g", f"{run}.0", "a", "0", "completed", "completed", reward=1.0).row() for run in "xy"]
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = steno("results", "both.jsonl", cwd=tmp_path)
+    assert (done.returncode, "2 trials with a reward" in done.stdout) == (0, True)
+    assert done.stderr == "warning: both.jsonl has trials of 2 runs of the same tasks, counted together: x, y\n"

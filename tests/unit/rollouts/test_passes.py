@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steno_rollouts.outcome import TrialResult
-from steno_rollouts.reporting.passes import by_task, compared, mean_reward, pass_at_k, passes
+from steno_rollouts.reporting.passes import by_task, compared, mean_reward, pass_at_k, passes, runs_of_one_task
 
 TRIAL = TrialResult("r", "g", "t", "a", "0", "completed", "completed")
 
@@ -38,6 +38,14 @@ def test_a_spare_trial_counts_for_nothing() -> None:
         [*results(a=[1.0, None]), replace(TRIAL, end_reason="spare"), replace(TRIAL, task_id="b", end_reason="spare")]
     )
     assert (task.rewards, task.unscored) == ((1.0,), 1)
+
+
+def test_two_evaluations_in_one_file_are_noticed() -> None:
+    first, second = results(a=[1.0, 0.0], b=[1.0]), [replace(TRIAL, run_id="s", trial_id=f"s.{i}") for i in range(2)]
+    assert runs_of_one_task(first) == []
+    assert runs_of_one_task([*first, *second]) == ["r", "s"]
+    assert runs_of_one_task([*first, *(replace(trial, task_id="c") for trial in second)]) == [], "other tasks"
+    assert runs_of_one_task([*first, *(replace(trial, end_reason="spare") for trial in second)]) == []
 
 
 def test_each_task_weighs_alike_and_what_was_not_scored_is_in_no_figure() -> None:
