@@ -110,7 +110,9 @@ def evaluate(settings: EvaluateSettings) -> None:
 async def _evaluate(settings: EvaluateSettings) -> bool:
     """Whether any trial has got a reward."""
     from steno_cli.commands.rollout import roll_out
+    from steno_rollouts.build import Prepared
     from steno_rollouts.reporting.passes import by_task
+    from steno_rollouts.reporting.results import ended_trials
 
     run_id = settings.run or f"eval-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if settings.model is None:
@@ -121,6 +123,8 @@ async def _evaluate(settings: EvaluateSettings) -> bool:
             field="model",
         )
     else:
+        Prepared.of(settings, run_id)  # before a model is loaded, which takes minutes
+        ended_trials(settings.results)
         results = await _rolled_out(settings, settings.model, run_id, free_port(0), None)
     show(by_task(results), _ks(settings), settings.pass_reward)
     return any(result.reward is not None for result in results)
@@ -132,9 +136,11 @@ async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
     from steno.client.client import AsyncSteno
     from steno_cli.evaluation.follow import StepNumbers, next_checkpoint
     from steno_cli.evaluation.serving import Died
+    from steno_rollouts.build import Prepared
     from steno_rollouts.evaluation import Evaluation
     from steno_rollouts.reporting.passes import by_task
 
+    Prepared.of(settings, "eval")  # before a checkpoint is waited for, and loaded
     out, port = console(stderr=True), free_port(0)
     rewards: list[float | None] = []
 

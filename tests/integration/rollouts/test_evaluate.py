@@ -112,17 +112,27 @@ def test_what_can_not_be_evaluated_is_said_before_anything_starts(tmp_path: Path
     (tmp_path / "tasks.jsonl").write_text('{"task_id": "a", "instruction": "x"}\n')
     spare = TrialResult("run", "g", "g.0", "a", "0", "aborted", "spare")
     (tmp_path / "spare.jsonl").write_text(json.dumps(spare.row()) + "\n")
+    (tmp_path / "agent.py").write_text(AGENT)
     for words, said in (
         (["evaluate", "--tasks", "tasks.jsonl", "--engine-args=--x", "--", "true"], "need --model or --follow"),
         (
             ["evaluate", "--tasks", "tasks.jsonl", "--model", "M", "--proxy", "http://127.0.0.1:8000", "--", "true"],
             "proxy and model",
         ),
+        (["evaluate", "--tasks", "typo.jsonl", "--model", "M", "--", "true"], "no such file or folder: typo.jsonl"),
+        (["evaluate", "--tasks", "tasks.jsonl", "--model", "M"], "command"),
+        (["evaluate", "--tasks", "tasks.jsonl", "--model", "M", "--reward", "none.py:f", "--", "true"], "none.py"),
+        (
+            ["evaluate", "--tasks", "tasks.jsonl", "--model", "M", "--results", "agent.py", "--", "true"],
+            "agent.py, line 1: not the result of a trial",
+        ),
+        (["evaluate", "--tasks", "typo.jsonl", "--follow", "none", "--", "true"], "no such file or folder: typo.jsonl"),
         (["results", "none.jsonl"], "none.jsonl: no such file"),
         (["results", "spare.jsonl"], "spare.jsonl has no trials"),
     ):
         done = steno(*words, cwd=tmp_path)
         assert (done.returncode, said in done.stderr) == (2, True), (words, done.stderr)
+        assert "serving" not in done.stderr, words
 
 
 def test_a_file_of_two_evaluations_is_counted_and_said(tmp_path: Path) -> None:
