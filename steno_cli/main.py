@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from steno.contracts.errors import ConfigError
-from steno_cli.terminal.http_proxies import reach_loopback_directly
+from steno_cli.terminal.http_proxies import leave_out_socks, reach_loopback_directly
 from steno_cli.terminal.late import LateCommand, group_of
-from steno_cli.terminal.output import one_line_errors
+from steno_cli.terminal.output import console, one_line_errors
 
 
 def _proxy() -> Any:
@@ -242,5 +242,7 @@ def main() -> None:
         words = sys.argv[1:]
         if any(word.partition("=")[0] == "--url" for word in words[: words.index("--") if "--" in words else None]):
             raise ConfigError("--url was renamed to --proxy (or STENO_PROXY)")
+        for line in leave_out_socks(os.environ):
+            console(stderr=True).print(line, style="dim", markup=False, soft_wrap=True)
         reach_loopback_directly(os.environ)
         app()

@@ -1,8 +1,10 @@
-"""Keeps requests to this machine away from the HTTP proxy of a company's network, by `no_proxy`."""
+"""Keeps requests to this machine away from the HTTP proxy of a company's network, by `no_proxy`, and leaves out SOCKS proxies
+that httpx can't use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -31,6 +33,24 @@ def direct(url: str, environment: Mapping[str, str]) -> dict[str, str]:
     changed = dict(environment)
     reach_loopback_directly(changed)
     return {name: changed[name] for name in _spellings("no_proxy")}
+
+
+def leave_out_socks(environment: MutableMapping[str, str]) -> Iterator[str]:
+    """Take out what httpx refuses before it asks for anything: no command would work, nor an agent with a Python SDK.
+
+    Returns: lines for the user, one for each.
+    """
+    for scheme in ("http", "https", "all"):
+        for name in _spellings(f"{scheme}_proxy"):
+            kind, given, _ = environment.get(name, "").partition("://")  # without its host: a password may be in it
+            if not given or kind.lower() in ("http", "https"):
+                continue
+            known = kind.lower() in ("socks5", "socks5h")
+            if known and find_spec("socksio") is not None:
+                continue
+            del environment[name]
+            why = "needs: pip install socksio" if known else "must be http, https, socks5 or socks5h"
+            yield f"{name} is left out: got {kind}://…, {why}"
 
 
 def _has_proxy(environment: Mapping[str, str]) -> bool:

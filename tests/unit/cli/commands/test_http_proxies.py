@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import httpx
 import pytest
 from websockets.proxy import get_proxy
 from websockets.uri import parse_uri
 
-from steno_cli.terminal.http_proxies import reach_loopback_directly
+from steno_cli.terminal.http_proxies import leave_out_socks, reach_loopback_directly
 
 THERE = "http://proxy.example:3128"
 
@@ -45,3 +47,31 @@ def test_what_dials_reads_it(host: str, monkeypatch: pytest.MonkeyPatch) -> None
     with httpx.Client() as client:
         direct = client._transport_for_url(httpx.URL(f"http://{host}:8000/"))  # httpx says it nowhere else
         assert direct is client._transport is not client._transport_for_url(httpx.URL("http://elsewhere.example:8000/"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("all_proxy", "socks5://u:secret@127.0.0.1:7890", "got socks5://…, needs: pip install socksio"),
+        ("ALL_PROXY", "socks5h://127.0.0.1:7890", "got socks5h://…, needs: pip install socksio"),
+        ("https_proxy", "socks://127.0.0.1:7890/", "got socks://…, must be http, https, socks5 or socks5h"),
+    ],
+)
+def test_a_socks_proxy_that_ends_httpx_is_left_out_and_said(
+    name: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises((ImportError, ValueError)):
+        httpx.Client()
+    said = list(leave_out_socks(os.environ))
+    assert said == [f"{name} is left out: {why}"] and name not in os.environ
+    httpx.Client().close()
+
+
+def test_proxies_that_httpx_can_use_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"http_proxy": THERE, "HTTPS_PROXY": "10.0.0.1:3128", "all_proxy": "HTTP://proxy.example", "ALL_PROXY": ""}
+    environment = dict(given)
+    assert not list(leave_out_socks(environment)) and environment == given
+    monkeypatch.setattr("steno_cli.terminal.http_proxies.find_spec", lambda name: name)  # it is installed
+    environment["all_proxy"] = "socks5://127.0.0.1:7890"
+    assert not list(leave_out_socks(environment)) and environment["all_proxy"] == "socks5://127.0.0.1:7890"
