@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from steno_cli.terminal.output import require_modules
+
 if TYPE_CHECKING:
     from steno_proxy.config.settings import ProxySettings
     from steno_worker.config import WorkerSettings
@@ -34,6 +36,11 @@ def worker(settings: WorkerSettings) -> None:
     Every flag is also an environment variable (--model: STENO_WORKER_MODEL) and a key of the --config file (model). What stands
     after `--` goes to the engine as it is: steno worker --engine vllm --model DIR -- --tool-call-parser hermes
     """
+    if settings.engine in (
+        "litellm",
+        "vllm",
+    ):  # else the first module of its own that is missing says which extra is meant
+        require_modules(settings.engine)
     from steno_worker.main import main
 
     sys.exit(main(settings))

@@ -21,6 +21,7 @@ def train(settings: RunSettings) -> None:
     deepspeed launcher. Started again with the same checkpoint folder it goes on where it was. Ctrl-C ends it after the step
     that runs, with a checkpoint.
     """
+    require_modules("deepspeed", "torch", "transformers")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for noisy in ("httpx", "DeepSpeed", "deepspeed"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -130,3 +131,37 @@ def test_what_other_processes_will_import_is_looked_for_before_they_start(
         require_modules("json", "not_there")
     said = capsys.readouterr().err
     assert ended.value.code == 2 and "this needs not_there: " in said and "pip install -e" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["train", "--model", "m", "--run", "r", "--checkpoint-dir", "c", "--total-steps", "1"], "trainer"),
+        (["worker", "--engine", "litellm", "--model", "openai/m"], "litellm"),
+        (["worker", "--engine", "vllm", "--model", "m"], "vllm"),
+        (["worker", "--engine", "transformers", "--model", "m"], "worker"),
+        (["proxy"], "proxy"),
+        (["demo"], "demo"),
+    ],
+)
+def test_of_an_installation_without_extras_each_command_says_which_it_needs(words: list[str], extra: str) -> None:
+    """The modules of all extras are missing, as after `pip install .`."""
+    bare = f"""
+import importlib.util, sys
+gone = set({sorted(EXTRAS)!r})
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in gone:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Gone())
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in gone else found(name, package)
+sys.argv = ["steno", *{words!r}]
+from steno_cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", bare], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert (done.returncode, f"[{extra}]'" in done.stderr) == (2, True), done.stderr
+    assert done.stderr.startswith("error: this needs ") and done.stderr.count("\n") == 1
