@@ -56,5 +56,5 @@ def write_plot(file: Path, steps: Sequence[Mapping[str, Any]], before: float, af
     axes.legend(frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=150, format="png")  # whatever the name ends with
     pyplot.close(figure)

@@ -48,7 +48,8 @@ def test_the_two_ledgers_are_one_and_balance() -> None:
     }
 
 
-def test_the_plot_is_a_picture_with_a_point_a_step(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("name", ["curve.png", "curve", "curve.txt"])
+def test_the_plot_is_a_picture_with_a_point_a_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.axes import Axes
 
     drawn = []
@@ -56,9 +57,9 @@ def test_the_plot_is_a_picture_with_a_point_a_step(tmp_path: Path, monkeypatch) 
     monkeypatch.setattr(
         Axes, "plot", lambda self, *args, **kwargs: (drawn.append(args[:2]), plot(self, *args, **kwargs))[1]
     )
-    write_plot(tmp_path / "new" / "curve.png", STEPS, 0.1, 0.6)
+    write_plot(tmp_path / "new" / name, STEPS, 0.1, 0.6)
     assert drawn == [([1, 2], [0.25, 0.5]), ([0, 2], [0.1, 0.6])]
-    with Image.open(tmp_path / "new" / "curve.png") as picture:
+    with Image.open(tmp_path / "new" / name) as picture:
         assert picture.format == "PNG"
         assert picture.width > 500
 
