@@ -234,7 +234,7 @@ def _usage(command: Any) -> str:
     words = []
     for argument in arguments:
         name = argument.metavar or argument.name.upper()
-        words.append(name if argument.required else f"[{name}]…")
+        words.append(name if argument.required else f"[{name}]" + "…" * (argument.nargs == -1))
     return " [OPTIONS]" + "".join(f" {word}" for word in words)
 
 
