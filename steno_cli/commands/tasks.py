@@ -114,6 +114,7 @@ def parquet(
         Path, typer.Argument(help="Tasks: a folder of task folders, or rows, as for steno rollout --tasks.")
     ],
     output: Annotated[Path, typer.Argument(help="File to write.")] = Path("train.parquet"),
+    split: Annotated[str | None, typer.Option(help="Split of a data set that has several.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Most tasks to take.")] = None,
     skip: Annotated[int, typer.Option(min=0, help="Tasks to leave out first; with limit: a part for validation.")] = 0,
     agent_name: Annotated[str, typer.Option(help="Name of the agent loop in agent_loop_config_path.")] = "steno",
@@ -123,7 +124,7 @@ def parquet(
     from steno_adapters.verl.task_rows import write_parquet
     from steno_rollouts.tasks.task import load_tasks
 
-    found = load_tasks(tasks)[skip:][:limit]
+    found = load_tasks(tasks, split=split)[skip:][:limit]
     if not found:
         raise ConfigError(f"skip: got {skip}, and there are no more tasks than that in {tasks}", field="skip")
     require_modules("pyarrow")

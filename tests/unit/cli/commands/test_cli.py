@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from steno.contracts.errors import ConfigError, Gone, NotFound, Unauthorized
 from steno_cli.main import COMMANDS, main, whole_app
@@ -188,6 +190,19 @@ def test_a_surprise_keeps_its_traceback() -> None:
         Path("/nowhere/of-ours").read_text()
     with pytest.raises(PermissionError), one_line_errors():  # of a process, say: it names nothing to correct
         raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_a_parquet_file_for_verl_is_made_of_one_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split, task in (("train", "a"), ("test", "b")):
+        table = pyarrow.table({"id": [task], "prompt": ["Hello"]})
+        parquet.write_table(table, tmp_path / f"{split}-00000-of-00001.parquet")
+    out = tmp_path / "out" / "held.parquet"
+    out.parent.mkdir()
+    monkeypatch.setattr(sys, "argv", ["steno", "tasks", "parquet", str(tmp_path), str(out), "--split", "test"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert [row["extra_info"]["task_id"] for row in parquet.read_table(out).to_pylist()] == ["b"]
 
 
 DEMO = ("demo", "--train", "--set", "nothing=1")
