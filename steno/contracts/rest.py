@@ -101,8 +101,9 @@ class GroupTrials(BaseModel):
 
 
 class RunKey(BaseModel):
-    """`POST /runs/{run_id}/key`. key: makes groups of the run, reads and completes its trials, reads where its groups are, and
-    nothing else; always the same until the trial secret changes. None where auth is off."""
+    """`POST /runs/{run_id}/key`. key: reads the run, makes its groups, claims, reads and completes their trials (and gets their
+    agents' keys), says that its rollouts are over, and nothing else; always the same until the trial secret changes. None where
+    auth is off."""
 
     model_config = ConfigDict(extra="forbid")
     run_id: str

@@ -85,7 +85,8 @@ def key_of_run(
 ) -> None:
     """Print the key of a run: all that steno rollout --run RUN needs.
 
-    It makes the run's groups, reads and completes their trials, and opens nothing else.
+    It reads the run, makes its groups, claims, reads and completes their trials, says that its rollouts are over, and opens
+    nothing else.
     """
     with connect(url, key, key_file) as steno:
         found = steno.run_key(run_id)

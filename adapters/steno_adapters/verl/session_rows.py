@@ -51,7 +51,7 @@ def training_rows(
 ) -> SessionRows:
     """
     Args:
-        prompt_length, response_length: verl's; what is beyond both together is cut off, and counted as `too_long`.
+        prompt_length, response_length: verl's; a response's rest beyond `response_length` is cut off, and counted as `too_long`.
         main_only: of a trial that forked one branch is trained, whole.
         models: as `trainable_rows` has them.
     """

@@ -72,7 +72,7 @@ async def send_heartbeat(request: Request, run_id: RunId, body: TrainerHeartbeat
     "/runs/{run_id:path}/key",
     dependencies=of_admin,
     response_model=RunKey,
-    summary="The run's key: makes its groups, reads and completes its trials, nothing else; the same each time",
+    summary="The run's key: reads it, makes its groups, plays and completes its trials, nothing else; the same each time",
 )
 async def key_of_run(request: Request, run_id: RunId) -> Response:
     return encoded(request, RunKey(run_id=run_id, key=services(request).keys.run_key(run_id)))
