@@ -154,11 +154,22 @@ async def test_what_it_keeps_of_a_connection_that_broke_is_recognised(stack: Sta
     assert turns[turns.index(cut) + 1]["parent_id"] == cut["turn_id"]
 
 
+def has_written(home: Path, thought: str) -> bool:
+    """In the file from which it goes on. The proxy has a thought on record before it tells the agent that it is whole."""
+    files = home.glob("sessions/**/*.jsonl")
+    lines = (line for file in files for line in file.read_text(errors="replace").splitlines())
+    return any('"type":"response_item"' in line and thought in line for line in lines)
+
+
 def test_killed_in_an_answer_it_goes_on_from_what_it_had(stack: Stack, tmp_path: Path) -> None:
     command = words(stack.base_url("killed"))
     work, home = places(tmp_path)
     task = f"{TASK} SLOW"
-    run_and_kill([*command, task], work, home, environment(home), lambda: is_answering(stack, "killed", SLOW_THOUGHT))
+
+    def has_the_thought() -> bool:
+        return is_answering(stack, "killed", SLOW_THOUGHT) and has_written(home, SLOW_THOUGHT)
+
+    run_and_kill([*command, task], work, home, environment(home), has_the_thought)
     done = run([*command, "resume", "--last", "Go on."], work, home, environment(home))
     assert done.returncode == 0, output(done)
     turns = stack.turns("killed")

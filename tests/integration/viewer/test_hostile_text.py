@@ -65,7 +65,7 @@ async def test_nothing_that_an_agent_wrote_runs_or_is_fetched(browser: Any) -> N
         page = looker.page
         await looker.go("sessions", "table.rows tbody tr")
         for tab in ("conversation", "tokens", "timeline", "record"):
-            await looker.go(f"sessions/hostile?tab={tab}", "#panel > *:not(.loading)")
+            await looker.go(f"sessions/hostile?tab={tab}", f"#panel[aria-labelledby=tab-{tab}] > *:not(.loading)")
             await page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
             await page.evaluate("new Promise((done) => setTimeout(done, 200))")
             assert (
