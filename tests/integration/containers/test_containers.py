@@ -21,7 +21,7 @@ from tests.support.machine.far_host import PORT, far_host
 from tests.support.machine.tiny_image import NAME
 from tests.support.programs.stack import ROOT, running
 
-pytestmark = pytest.mark.containers
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
 AGENT = (HERE / "agent.py").read_text()
@@ -61,7 +61,7 @@ def test_a_task_is_built_once_run_and_verified(rollout: Containers, sessions: Se
         ("own-file", f"{say}; echo 0.5 >reward.txt", None),
         ("in-words", f'echo "$STENO_TASK_METADATA" >answer.txt; {say}', "env; grep -q do answer.txt"),
     ):
-        limit = "[agent]\ntimeout_sec = 25\n" if name == "polite" else ""
+        limit = "[agent]\ntimeout_sec = 45\n" if name == "polite" else ""
         slow = "[verifier]\ntimeout_sec = 10\n" if name == "slow-tests" else ""
         toml = f"{limit}{slow}[environment]\nmemory_mb = 128\n[metadata]\ndo = {json.dumps(do)}\n"
         tasks = rollout.task(name, toml=toml, tests=tests, **shell)

@@ -41,6 +41,7 @@ async def test_groups_go_to_the_trainer_and_their_places_to_the_next(tmp_path: P
             tasks=tmp_path / "tasks.jsonl", command=TOY, reward=f"{tmp_path / 'score.py'}:solved", proxy=stack.url,
             group_size=2, in_flight=8, groups_per_step=1, max_staleness_steps=0, work_dir=tmp_path / "work", run="r",
             group_reward=f"{tmp_path / 'score.py'}:ranked",
+            sampling={"temperature": 0.3},  # at 1.0, one first answer in a thousand calls no tool
         )  # fmt: skip
         prepared = Prepared.of(settings, "r")
         async with prepared.client() as client, asyncio.timeout(300):
