@@ -28,6 +28,7 @@ from steno_proxy.store.interface import EndedOtherwise, SessionListPage, Session
 from steno_proxy.store.places import ArchivePlace, ArchiveReader, InArchive, NoArchive
 from steno_proxy.store.redis.accounts import RedisAccounts
 from steno_proxy.store.redis.archive import RedisArchive
+from steno_proxy.store.redis.archived_turns import ArchivedTurns
 from steno_proxy.store.redis.departures import RedisDepartures
 from steno_proxy.store.redis.events import RedisEvents
 from steno_proxy.store.redis.index import RedisIndex
@@ -92,6 +93,7 @@ class RedisStore(RedisRecordings):
         self.token_texts = RedisTokenTexts(self._link)
         self.archive = RedisArchive(self._link)
         self._shelf = shelf or NoArchive()
+        self._archived_turns = ArchivedTurns(self._shelf)
         self._lists = RedisLists(self._link, self._index, self.archive, self._shelf)
         self._events = RedisEvents(self._link, self._watch_link, self.archive, self._shelf, self.tail, WATCH_BLOCK_MS)
         self.departures = RedisDepartures(
@@ -244,8 +246,10 @@ class RedisStore(RedisRecordings):
             if found is None:
                 raise
             place = found
+        if limit is not None:
+            return await self._archived_turns.page(trial_id, place, start, limit)
         _, turns = await self._shelf.read(trial_id, place)
-        return turns[start:] if limit is None else turns[start : start + limit]
+        return turns[start:]
 
     async def rotate_key(self, trial_id: str, generation: int | None) -> int:
         try:
