@@ -88,7 +88,7 @@ async def list_runs(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
     runs = services(request).store.runs
     found = []
     for run_id, made_at in await runs.newest(limit):
-        view = await runs.view(run_id)
+        view = await runs.view(run_id, ledger=False)
         found.append(RunSummary(run_id=run_id, last_group_at=made_at, groups=view.groups, eval_groups=view.eval_groups))
     return encoded(request, RunList(items=found))
 

@@ -135,7 +135,7 @@ class MemoryRuns:
     async def check_epoch(self, run_id: str | None, epoch: int) -> None:
         leasing.check_epoch(self._runs.get(run_id, MemoryRun()), run_id, epoch)
 
-    async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
+    async def view(self, run_id: str | None, *, now: float | None = None, ledger: bool = True) -> RunView:
         return self._runs.get(run_id, MemoryRun()).view(run_id, _at(now))
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:

@@ -187,11 +187,7 @@ class RedisRuns:
         if int(newest or 0) > epoch:
             raise superseded(run_id, int(newest))
 
-    async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
-        return await self._viewed(run_id, now)
-
-    async def _viewed(self, run_id: str | None, now: float | None, *, ledger: bool = True) -> RunView:
-        """Args: ledger: False: without it. It has a field for each policy version and reason, for good."""
+    async def view(self, run_id: str | None, *, now: float | None = None, ledger: bool = True) -> RunView:
         keys = run_keys(run_id)
         named = [keys.groups, keys.ready, keys.leased, keys.totals, keys.ledger, keys.trainer]
         reply = await self._link.run(self._view, named, ["" if now is None else repr(now), int(ledger)], writes=False)
@@ -271,7 +267,7 @@ class RedisRuns:
 
     async def in_hand(self, *, now: float | None = None) -> GroupsInHand:
         known = [run_id_of(tag.decode()) for tag, _ in await self._known()]
-        views = await asyncio.gather(*(self._viewed(run_id, now, ledger=False) for run_id in known))
+        views = await asyncio.gather(*(self.view(run_id, now=now, ledger=False) for run_id in known))
         return GroupsInHand(*(sum(getattr(view.groups, name) for view in views) for name in GroupsInHand._fields))
 
     # -- waiting

@@ -82,8 +82,9 @@ class RunStore(Protocol):
         """Whether a trainer still has its run. Raises: Superseded."""
         ...
 
-    async def view(self, run_id: str | None, *, now: float | None = None) -> RunView:
-        """A run that nobody knows has nothing."""
+    async def view(self, run_id: str | None, *, now: float | None = None, ledger: bool = True) -> RunView:
+        """A run that nobody knows has nothing. ledger: False: tokens are not asked for; there is a number for each policy version
+        and reason, for good."""
         ...
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
