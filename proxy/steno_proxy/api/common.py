@@ -16,7 +16,7 @@ from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, SampleList, 
 from steno.contracts.runs.leases import EPOCH_HEADER, GroupList
 from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
-from steno_proxy.auth.viewer_cookie import cookie_of
+from steno_proxy.auth.viewer_cookie import cookies_of
 from steno_proxy.config.settings import ProxySettings
 from steno_proxy.pace import Pace
 from steno_proxy.policies.keeper import PolicyKeeper
@@ -75,16 +75,15 @@ async def admin(request: Request) -> None:
 
 async def reader(request: Request) -> None:
     """Dependency of what reads and shows no key: the admin key, a viewer key, or the cookie of `/ui`."""
-    services(request).keys.check_reader(key_of(request.scope["headers"]), reading_cookie(request))
+    services(request).keys.check_reader(key_of(request.scope["headers"]), reading_cookies(request))
 
 
-def reading_cookie(request: Request) -> bytes | None:
-    """The cookie of `/ui`, where it counts: for GET, from the page itself. Browsers send it with requests of pages at other ports
-    of the same host, too, and say so."""
+def reading_cookies(request: Request) -> list[bytes]:
+    """What may be the cookie of `/ui`, where it counts: for GET, from the page itself. Browsers send it with requests of pages at
+    other ports of the same host, too, and say so."""
     if request.method != "GET" or request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        return None
-    header = request.headers.get("cookie")
-    return cookie_of(header.encode("latin-1")) if header else None
+        return []
+    return list(cookies_of(request.headers.get("cookie", "").encode("latin-1")).values())
 
 
 async def key_of_a_run(request: Request) -> None:
@@ -113,7 +112,7 @@ async def harness_of_trial(request: Request, trial_id: str) -> None:
     none of them learns nothing of the trial, not even whether it exists."""
     found = services(request)
     key = key_of(request.scope["headers"])
-    if found.keys.is_admin(key) or (request.method == "GET" and found.keys.is_reader(key, reading_cookie(request))):
+    if found.keys.is_admin(key) or (request.method == "GET" and found.keys.is_reader(key, reading_cookies(request))):
         return
     try:
         session = await found.store.session(trial_id)

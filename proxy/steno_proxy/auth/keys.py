@@ -27,7 +27,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 from steno.contracts.errors import Forbidden, StoreUnavailable, Unauthorized
 from steno.contracts.rest import RUN_KEY
@@ -162,21 +162,33 @@ class Keyring:
         if self.enabled:
             self._check(key, [*self._admin, *self._metrics], "control")
 
-    def check_reader(self, key: bytes | None, cookie: bytes | None = None) -> None:
+    def check_reader(self, key: bytes | None, cookies: Collection[bytes] = ()) -> None:
         """The admin key, a viewer key, or a cookie that was given for one of them: for what reads. Raises: Unauthorized,
-        Forbidden."""
-        if not self.enabled or (key is None and self.is_reader(None, cookie)):
+        Forbidden, StoreUnavailable."""
+        if not self.enabled or (key is None and self.is_reader(None, cookies)):
             return
         self._check(key, [*self._admin, *self._viewers], "control")
 
-    def is_reader(self, key: bytes | None, cookie: bytes | None = None) -> bool:
-        """As `check_reader`, for those who may read by another key as well. A key counts for more than a cookie."""
+    def is_reader(self, key: bytes | None, cookies: Collection[bytes] = ()) -> bool:
+        """As `check_reader`, for those who may read by another key as well. A key counts for more than a cookie. Raises:
+        StoreUnavailable: whether a cookie is good is not known yet."""
         if not self.enabled:
             return True
         good = [*self._admin, *self._viewers]
         if key is not None:
             return _is_one_of(key, good)
-        return cookie is not None and self.pending is None and viewer_cookie.holds(cookie, self._secrets, good)
+        return any(self.holds(cookie) for cookie in cookies)
+
+    def holds(self, cookie: bytes) -> bool:
+        """Whether it was given here, for a key that is still good. Raises: StoreUnavailable."""
+        self.check_settled()
+        return viewer_cookie.holds(cookie, self._secrets, [*self._admin, *self._viewers])
+
+    @property
+    def cookie_name(self) -> str:
+        """Raises: StoreUnavailable."""
+        self.check_settled()
+        return viewer_cookie.name_of(self._secrets[0])
 
     def viewer_cookie(self, key: bytes | None) -> str:
         """The cookie of a browser whose person has shown this key. Raises: Unauthorized, Forbidden, StoreUnavailable."""

@@ -4,6 +4,9 @@ replica.
 `EXPIRES.SIGNATURE`: an HMAC over the time and the key that was shown, under the secret that all replicas share. It ends by
 itself, with the key it was given for, and with the trial secret. It opens what a viewer key opens, for GET alone: whoever asks
 for it sees to that (`api/common.py`).
+
+Browsers send the cookies of all ports of a host to each of them. So its name has a digest of the secret: proxies of one host that
+share none do not log each other's browsers out.
 """
 
 from __future__ import annotations
@@ -14,9 +17,15 @@ import hmac
 import time
 from collections.abc import Sequence
 
-NAME = "steno_viewer"
+PREFIX = "steno_viewer_"
+MOST = 16
+"""Cookies of a browser that are looked at, its newest ports' among them or not."""
 LASTS_S = 12 * 3600
 """A working day: whoever comes back the next morning shows the key again."""
+
+
+def name_of(secret: bytes) -> str:
+    return PREFIX + hashlib.blake2b(key=secret, person=b"viewer's name", digest_size=4).hexdigest()
 
 
 def made(key: bytes, secret: bytes) -> str:
@@ -36,13 +45,11 @@ def holds(cookie: bytes, secrets: Sequence[bytes], keys: Sequence[bytes]) -> boo
     return good
 
 
-def cookie_of(header: bytes) -> bytes | None:
-    """Ours in a `Cookie` header."""
-    for pair in header.split(b";"):
-        name, _, value = pair.strip().partition(b"=")
-        if name == NAME.encode():
-            return value
-    return None
+def cookies_of(header: bytes) -> dict[str, bytes]:
+    """By name, those in a `Cookie` header that a proxy made, this one or another."""
+    pairs = (pair.strip().partition(b"=") for pair in header.split(b";"))
+    ours = [(name.decode("latin-1"), value) for name, _, value in pairs if name.startswith(PREFIX.encode())]
+    return dict(ours[:MOST])
 
 
 def _signature(secret: bytes, key: bytes, expires: bytes) -> str:

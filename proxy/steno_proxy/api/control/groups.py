@@ -27,7 +27,7 @@ from steno_proxy.api.common import (
     known_query,
     origin_of,
     reader,
-    reading_cookie,
+    reading_cookies,
     services,
     trial,
 )
@@ -210,7 +210,7 @@ async def _group_of_harness(request: Request, group_id: str) -> Group:
 async def read_group(request: Request, group_id: str) -> Response:
     found = services(request)
     key = key_of(request.scope["headers"])
-    if found.keys.is_reader(key, reading_cookie(request)):
+    if found.keys.is_reader(key, reading_cookies(request)):
         return encoded(request, await found.store.group(group_id))
     return encoded(request, await _group_of_harness(request, group_id))
 

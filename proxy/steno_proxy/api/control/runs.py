@@ -17,7 +17,7 @@ from steno_proxy.api.common import (
     encoded,
     known_query,
     reader,
-    reading_cookie,
+    reading_cookies,
     services,
 )
 from steno_proxy.auth.keys import key_of
@@ -35,7 +35,7 @@ async def _key_of_run(request: Request, run_id: RunId) -> None:
 
 async def _reads_run(request: Request, run_id: RunId) -> None:
     found = services(request).keys
-    if not found.is_reader(key_of(request.scope["headers"]), reading_cookie(request)):
+    if not found.is_reader(key_of(request.scope["headers"]), reading_cookies(request)):
         check_run(request, run_id)
 
 

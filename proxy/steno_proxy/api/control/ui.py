@@ -6,13 +6,14 @@ script sees (`viewer_cookie.py`). The cookie counts for GET alone, so that no pa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from steno.contracts.errors import Forbidden, NotFound
-from steno_proxy.api.common import ERRORS, encoded, reading_cookie, services
+from steno_proxy.api.common import ERRORS, encoded, reading_cookies, services
 from steno_proxy.auth import viewer_cookie
 from steno_proxy.auth.keys import key_of
 from steno_proxy.viewer.assets import HEADERS, assets
@@ -64,7 +65,7 @@ def _sent(request: Request, name: str) -> Response:
 @router.get("/ui/state")
 async def state(request: Request) -> Response:
     keys = services(request).keys
-    reads = keys.is_reader(key_of(request.scope["headers"]), reading_cookie(request))
+    reads = keys.is_reader(key_of(request.scope["headers"]), reading_cookies(request))
     return encoded(request, ViewerState(keys=keys.enabled, reads=reads, version=request.app.version))
 
 
@@ -73,23 +74,26 @@ async def login(request: Request, body: ViewerLogin) -> Response:
     _own_page(request)
     found = services(request)
     if found.keys.enabled:
-        value, lasts_s = found.keys.viewer_cookie(body.key.get_secret_value().strip().encode()), viewer_cookie.LASTS_S
-        return _with_cookie(request, value, lasts_s)
+        value = found.keys.viewer_cookie(body.key.get_secret_value().strip().encode())
+        return _with_cookies(request, {found.keys.cookie_name: value}, viewer_cookie.LASTS_S)
     return Response(status_code=204)
 
 
 @router.post("/ui/logout")
 async def logout(request: Request) -> Response:
     _own_page(request)
-    return _with_cookie(request, "", 0)
+    keys, sent = services(request).keys, request.headers.get("cookie", "").encode("latin-1")
+    here = [name for name, value in viewer_cookie.cookies_of(sent).items() if keys.holds(value)]
+    return _with_cookies(request, dict.fromkeys([keys.cookie_name, *here], ""), 0)
 
 
-def _with_cookie(request: Request, value: str, lasts_s: int) -> Response:
+def _with_cookies(request: Request, values: Mapping[str, str], lasts_s: int) -> Response:
     answer = Response(status_code=204, headers={"cache-control": "no-store"})
-    answer.set_cookie(
-        viewer_cookie.NAME, value, max_age=lasts_s, path="/", httponly=True, samesite="strict",
-        secure=request.url.scheme == "https",
-    )  # fmt: skip
+    for name, value in values.items():
+        answer.set_cookie(
+            name, value, max_age=lasts_s, path="/", httponly=True, samesite="strict",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
     return answer
 
 

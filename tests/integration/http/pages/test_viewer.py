@@ -27,7 +27,7 @@ async def logged_in(proxy: Proxy, key: str) -> AsyncIterator[httpx.AsyncClient]:
 
 async def with_cookie(proxy: Proxy, value: str) -> int:
     async with httpx.AsyncClient(base_url=proxy.url, timeout=60) as client:
-        return (await client.get("/sessions", headers={"cookie": f"{viewer_cookie.NAME}={value}"})).status_code
+        return (await client.get("/sessions", headers={"cookie": f"{viewer_cookie.PREFIX}0={value}"})).status_code
 
 
 def read_paths(proxy: Proxy) -> list[str]:
@@ -94,7 +94,7 @@ async def test_the_cookie_is_for_this_page_alone_and_for_a_while(monkeypatch) ->
                 assert (
                     await browser.post("/ui/login", json={"key": "viewer"}, headers={"sec-fetch-site": other})
                 ).status_code == 403
-            value = browser.cookies[viewer_cookie.NAME]
+            [value] = browser.cookies.values()
             forged = value.replace(value[:3], "999", 1)
             for bad in (forged, "", "x", value + "A", value[: value.index(".")]):
                 assert await with_cookie(proxy, bad) == 401, bad
@@ -114,10 +114,45 @@ async def test_another_replica_takes_the_cookie_and_it_ends_with_its_key() -> No
     store = MemoryStore()
     async with running(store=store, **KEYS, worker=False) as one, running(store=store, **KEYS, worker=False) as two:
         async with logged_in(one, "viewer") as browser:
-            value = browser.cookies[viewer_cookie.NAME]
+            [value] = browser.cookies.values()
         assert await with_cookie(two, value) == 200
         two.app.state.services.keys.replace("admin", None, "secret", None, "another")
         assert [await with_cookie(proxy, value) for proxy in (two, one)] == [401, 200]
+
+
+async def test_two_proxies_of_one_host_do_not_log_each_others_browsers_out() -> None:
+    """Browsers keep cookies by host, whatever the port."""
+    other = {**KEYS, "trial_secret": "another"}
+    async with (
+        running(**KEYS, worker=False) as one,
+        running(**other, worker=False) as two,
+        logged_in(one, "viewer") as browser,
+    ):
+        login, sessions, logout = (f"{two.url}{path}" for path in ("/ui/login", "/sessions", "/ui/logout"))
+        assert (await browser.post(login, json={"key": "viewer"})).status_code == 204
+        assert [(await browser.get(url)).status_code for url in ("/sessions", sessions)] == [200, 200]
+        assert (await browser.post(logout, json={})).status_code == 204
+        assert [(await browser.get(url)).status_code for url in ("/sessions", sessions)] == [200, 401]
+
+
+async def test_who_logs_out_after_the_secret_was_rotated_is_logged_out() -> None:
+    async with running(**KEYS, worker=False) as proxy, logged_in(proxy, "viewer") as browser:
+        proxy.app.state.services.keys.replace("admin", None, "newer\nsecret", None, "viewer")
+        assert (await browser.get("/sessions")).status_code == 200
+        await browser.post("/ui/logout", json={})
+        assert (await browser.get("/sessions")).status_code == 401
+
+
+async def test_until_the_store_is_there_a_cookie_is_not_said_to_be_wrong() -> None:
+    """The page would ask for the key again, though the cookie is good."""
+    async with running(**KEYS, worker=False) as proxy, logged_in(proxy, "viewer") as browser:
+        keys = proxy.app.state.services.keys
+        keys.pending = b"whatever the store has kept"
+        for path in ("/sessions", "/ui/state", "/runs/r"):
+            assert (await browser.get(path)).status_code == 503, path
+        assert (await proxy.http.get("/ui/state", headers={"authorization": ""})).json()["reads"] is False
+        keys.pending = None
+        assert (await browser.get("/sessions")).status_code == 200
 
 
 async def test_the_page_is_told_to_run_nothing_but_its_own_files() -> None:
