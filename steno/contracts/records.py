@@ -269,7 +269,7 @@ class Turn(BaseModel):
     attempt: of the worker that ended it, from 0: those before were lost (I9). workers: where several sampled it, who did which
         tokens; worker_id is the last.
     answer_id, choice: where `n` turns answer one request, the turn id of the first of them, and which one this is.
-    unreadable: what is wrong with the record, if anything: nobody can train on it. Not stored; found when turns are read.
+    unreadable: what is wrong with its own record, if anything: nobody trains on it, or on what goes on from it. Not stored.
     annotation: what the trainer saw in its tokens, if it was told to say (`TurnAnnotation`).
     retry_of, superseded_by: turn ids. The client marked its request as a retry of one whose answer it did not get: this turn
         takes the place of `retry_of`, and `superseded_by` took the place of this one, which is never trained then.

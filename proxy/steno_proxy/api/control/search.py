@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from steno.contracts.errors import ArchiveUnreadable, NotFound, StenoError
+from steno.contracts.errors import ArchiveUnreadable, Gone, NotFound, StenoError
 from steno.contracts.records import Session
 from steno_proxy.api.common import encoded, known_query, reader, services
 from steno_proxy.store.facets import SessionFilter
@@ -118,7 +118,7 @@ async def _says(store: SessionStore, session: Session, sought: str) -> bool:
     except InArchive:  # which reads a session whole
         turns = await store.turns(session.trial_id)
         return await _in([[turn.messages, turn.reply] for turn in turns], sought)
-    except NotFound:
+    except (NotFound, Gone):
         pass  # deleted meanwhile
     return False
 

@@ -108,6 +108,21 @@ async def test_what_was_said_in_archived_sessions_is_found_too(tmp_path: Path, m
         server.close()
 
 
+async def test_a_session_that_is_deleted_while_it_is_searched_is_not_said_to_be_unreadable(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = proxy.store.conversation
+
+    async def too_late(trial_id: str, numbers: Any) -> Any:
+        await proxy.store.delete(trial_id, now=time.time(), tombstone_s=60.0)
+        return await conversation(trial_id, numbers)
+
+    monkeypatch.setattr(proxy.store, "conversation", too_late)
+    monkeypatch.setattr(search, "LOOK_S", 60.0)
+    page = (await proxy.http.get("/ui/sessions", params={"text": "def rule_7(tokens)"})).json()
+    assert (page["items"], page["unreadable"]) == ([], [])
+
+
 async def test_a_search_that_takes_long_says_how_far_it_came_and_goes_on(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
