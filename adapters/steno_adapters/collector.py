@@ -107,7 +107,7 @@ class Collector:
         self._timeout_s = timeout_s
         self._prepared = _prepared(agent, run, key) if isinstance(agent, RolloutSettings) else None
         function = agent if callable(agent) else None
-        self._executor = FunctionAgents(function, in_flight) if function is not None else None
+        self._executor = FunctionAgents(function) if function is not None else None
         threading.Thread(target=self._keep, name="steno-leases", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -229,8 +229,6 @@ class Collector:
             with contextlib.suppress(StenoError, TimeoutError):
                 asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result(30)
             self._loop.call_soon_threadsafe(self._loop.stop)
-        if isinstance(self._executor, FunctionAgents):
-            self._executor.close()
         self._let_go(list(self._held))
         self._client.close()
         self._work.cleanup()

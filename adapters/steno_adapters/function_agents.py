@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steno_rollouts.outcome import CommandOutcome
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
+from steno_rollouts.trials.reward import read_answer
 
 
 @dataclass(frozen=True)
@@ -35,29 +38,20 @@ AgentFunction = Callable[[AgentCall], float | None]
 
 
 class FunctionAgents(Executor):
-    """Calls one function per trial, `threads` at a time. A thread can't be ended: the trial of a cancelled one has, and the proxy
-    refuses what its agent asks afterwards."""
+    """Calls one function per trial, in a thread of its own. What the function returns is the reward: a file in the trial's folder
+    is none, since programs that the model runs can write there.
 
-    def __init__(self, function: AgentFunction, threads: int) -> None:
+    A thread can't be ended: the trial of a cancelled one has, and the proxy refuses what its agent asks afterwards. Neither other
+    trials nor the end of the process wait for it.
+    """
+
+    def __init__(self, function: AgentFunction) -> None:
         self._function = function
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="agent")
+        self._rewards: dict[str, float | None] = {}  # of trials whose function has returned, until `verify` asks
 
     async def run(self, job: TrialJob) -> Exit:
-        running = asyncio.get_running_loop().run_in_executor(self._pool, self._call, job)
-        try:
-            return await asyncio.wait_for(running, job.timeout_s)
-        except TimeoutError:
-            return Exit(None, timed_out=True)
-
-    async def clear(self, folder: Path) -> None:
-        """Threads of this process can't have been left by another one."""
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _call(self, job: TrialJob) -> Exit:
         assert job.task is not None  # the runner gives it
-        given = AgentCall(
+        call = AgentCall(
             task=job.task.arguments(),
             trial_id=job.trial_id,
             openai_url=job.environment["OPENAI_BASE_URL"],
@@ -66,14 +60,43 @@ class FunctionAgents(Executor):
             workdir=job.workdir,
             environment=job.environment,
         )
+        played: Future[tuple[float | None, str]] = Future()
+        played.set_running_or_notify_cancel()  # the thread can always say what came of it, whether or not anybody waits
+        threading.Thread(
+            target=lambda: played.set_result(_played(self._function, call)), name=f"agent-{job.trial_id}", daemon=True
+        ).start()
         try:
-            reward = _number(self._function(given))
-        except BaseException as error:  # of its thread: on the event loop, SystemExit would end all trials
-            job.stderr.write_text(f"{traceback.format_exc()}\n{type(error).__name__}: {error}\n")
-            return Exit(1, error=str(error))
-        if reward is not None:
-            (job.workdir / "reward.txt").write_text(repr(reward))
+            reward, problem = await asyncio.wait_for(asyncio.wrap_future(played), job.timeout_s)
+        except TimeoutError:
+            return Exit(None, timed_out=True)
+        if problem:
+            await asyncio.to_thread(job.stderr.write_text, problem, encoding="utf-8", errors="backslashreplace")
+            return Exit(1)
+        self._rewards[job.trial_id] = reward
         return Exit(0)
+
+    async def verify(self, job: TrialJob, played: bool) -> CommandOutcome | None:
+        if job.trial_id not in self._rewards:
+            return None
+        return read_answer(self._rewards.pop(job.trial_id), "the agent function")
+
+    async def clear(self, folder: Path) -> None:
+        """Threads of this process can't have been left by another one."""
+
+
+def _played(function: AgentFunction, call: AgentCall) -> tuple[float | None, str]:
+    """Returns: the reward; what went wrong, or "". Raises nothing: on the event loop, SystemExit would end all trials."""
+    try:
+        return _number(function(call)), ""
+    except BaseException as error:
+        return None, f"{''.join(traceback.format_exception(error))}\n{_named(error)}\n"
+
+
+def _named(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # of the agent's own class
+        return type(error).__name__
 
 
 def _number(reward: Any) -> float | None:

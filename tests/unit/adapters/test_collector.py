@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,23 +21,30 @@ from steno_adapters.collected_group import read_group
 from steno_adapters.function_agents import FunctionAgents
 from steno_rollouts.build import ADMIN_KEY, NO_KEYS, UNCONFINED, Prepared
 from steno_rollouts.config import RolloutSettings
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Exit, TrialJob
+from tests.support.sources import ROOT, SOURCES
 from tests.unit.adapters.test_rows import sample
 
 NOWHERE = "http://127.0.0.1:1"
 
 
-def played(function: Callable[[AgentCall], Any], folder: Path) -> tuple[Exit, TrialJob]:
-    work = folder / "work"
-    work.mkdir()
+def job_in(folder: Path, trial_id: str = "g.0", timeout_s: float = 60.0) -> TrialJob:
+    work = folder / trial_id / "work"
+    work.mkdir(parents=True)
     named = {"OPENAI_BASE_URL": "o", "ANTHROPIC_BASE_URL": "a", "OPENAI_API_KEY": "k"}
-    job = TrialJob("g.0", ("agent",), named, folder, work, 60, Task("t", {"task_id": "t"}))
-    agents = FunctionAgents(function, 1)
-    try:
-        return asyncio.run(agents.run(job)), job
-    finally:
-        agents.close()
+    return TrialJob(trial_id, ("agent",), named, work.parent, work, timeout_s, Task("t", {"task_id": "t"}))
+
+
+def played(function: Callable[[AgentCall], Any], folder: Path) -> tuple[Exit, CommandOutcome | None, TrialJob]:
+    """Returns also: what the trial was worth, as its runner asks."""
+    job, agents = job_in(folder), FunctionAgents(function)
+
+    async def play() -> tuple[Exit, CommandOutcome | None]:
+        return await agents.run(job), await agents.verify(job, True)
+
+    return *asyncio.run(play()), job
 
 
 def exits(call: AgentCall) -> float:
@@ -44,11 +55,26 @@ def is_cancelled(call: AgentCall) -> float:
     raise asyncio.CancelledError("by its own event loop")
 
 
+def says_half_a_character(call: AgentCall) -> float:
+    raise ValueError("\ud83d")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+def says_nothing(call: AgentCall) -> float:
+    raise Mute
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (exits, "SystemExit: no disk is mounted"),
         (is_cancelled, "CancelledError: by its own event loop"),
+        (says_half_a_character, r"ValueError: \ud83d"),
+        (says_nothing, "Mute"),
         (lambda call: "good", "TypeError: reward: the agent function returned 'good', must be a number or None"),
         (lambda call: {"reward": 1}, "TypeError: reward: the agent function returned {'reward': 1}, must be a number"),
     ],
@@ -56,18 +82,96 @@ def is_cancelled(call: AgentCall) -> float:
 def test_a_function_that_exits_or_returns_no_number_fails_its_own_trial(
     function: Callable[[AgentCall], Any], said: str, tmp_path: Path
 ) -> None:
-    ended, job = played(function, tmp_path)
-    assert (ended.code, ended.timed_out) == (1, False)
+    ended, worth, job = played(function, tmp_path)
+    assert (ended.code, ended.timed_out, worth) == (1, False, None)
     assert job.stderr.read_text().splitlines()[-1].startswith(said)
-    assert not (job.workdir / "reward.txt").exists()
 
 
-def test_a_number_is_the_reward_and_none_is_no_reward(tmp_path: Path) -> None:
-    for name, reward in [("scored", 1), ("unscored", None)]:
-        (tmp_path / name).mkdir()
-        ended, job = played(lambda call, reward=reward: reward, tmp_path / name)  # type: ignore[misc]
-        written = job.workdir / "reward.txt"
-        assert ended.code == 0 and (written.read_text() if written.exists() else None) == (reward and "1.0")
+def fails(call: AgentCall) -> float:
+    raise RuntimeError("the agent broke")
+
+
+def loses_its_folder(call: AgentCall) -> float:
+    shutil.rmtree(call.workdir)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "worth"),
+    [
+        (lambda call: 1, 0, (EndReason.COMPLETED, 1.0)),
+        (lambda call: 0.0, 0, (EndReason.COMPLETED, 0.0)),
+        (lambda call: None, 0, (EndReason.NO_REWARD, None)),
+        (fails, 1, None),
+        (loses_its_folder, 0, (EndReason.COMPLETED, 1.0)),
+    ],
+)
+@pytest.mark.parametrize("file", [None, "reward.json", "reward.txt"])
+def test_the_reward_is_what_the_function_returns_whatever_the_models_programs_write(
+    function: Callable[[AgentCall], Any],
+    code: int,
+    worth: tuple[EndReason, float | None] | None,
+    file: str | None,
+    tmp_path: Path,
+) -> None:
+    def play(call: AgentCall) -> Any:
+        if file is not None:
+            (call.workdir / file).write_text('{"reward": 7}' if file == "reward.json" else "7")
+        return function(call)
+
+    ended, said, _ = played(play, tmp_path)
+    assert (ended.code, said and (said.reason, said.reward)) == (code, worth)
+
+
+def test_a_reward_that_is_no_finite_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="the agent function: reward: got nan, must be a finite number"):
+        played(lambda call: float("nan"), tmp_path)
+
+
+async def test_functions_that_hang_keep_no_other_from_being_called(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def hangs_by_name(call: AgentCall) -> float:
+        if call.trial_id.startswith("hangs"):
+            go_on.wait()
+        return 1.0
+
+    agents = FunctionAgents(hangs_by_name)
+    try:
+        for name, limit_s, timed_out in [("hangs.0", 0.01, True), ("hangs.1", 0.01, True), ("quick.0", 60.0, False)]:
+            job = job_in(tmp_path, name, limit_s)
+            ended = await agents.run(job)
+            assert (name, ended.timed_out) == (name, timed_out)
+            assert (await agents.verify(job, True) is None) == timed_out
+    finally:
+        go_on.set()
+
+
+HANGS = """
+import asyncio, sys, threading
+from pathlib import Path
+from steno_adapters.function_agents import FunctionAgents
+from steno_rollouts.tasks.task import Task
+from steno_rollouts.trials.executor import TrialJob
+
+folder, named = Path(sys.argv[1]), dict.fromkeys(["OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY"], "-")
+agents = FunctionAgents(lambda call: threading.Event().wait())
+ended = asyncio.run(agents.run(TrialJob("g.0", (), named, folder, folder, 0.01, Task("t", {"task_id": "t"}))))
+agents.close()
+print(ended.timed_out)
+"""
+
+
+def test_a_function_that_hangs_does_not_keep_its_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
 
 
 def test_what_exits_on_the_event_loop_of_the_rollouts_is_told_to_who_waits_and_others_go_on() -> None:
