@@ -11,13 +11,14 @@ import contextlib
 import logging
 import tempfile
 import threading
+import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from pydantic import SecretStr
 
@@ -40,7 +41,9 @@ from steno_rollouts.trials.play import ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+
+CLOSE_S = 30.0
+"""For trials that run to be ended when the collector is closed."""
 
 
 class Collector:
@@ -97,7 +100,7 @@ class Collector:
         self._groups_run = run
         self._round, self._name = 0, uuid.uuid4().hex[:8]
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: list[Future[Any]] = []
+        self._rolling: list[_RollOut] = []
         self._work = tempfile.TemporaryDirectory(prefix="steno-collector-")
         law = {} if temperature is None else {"temperature": temperature, "top_p": 1.0}
         self._options = GroupOptions(
@@ -154,10 +157,11 @@ class Collector:
 
         Args: tasks: of `steno_rollouts.tasks.task.load_tasks`, or their fields, each with a `task_id`; those that begin with `_`,
             and `hide` of the settings, are withheld from commands as there. branches: as `lease`.
-        Raises: BadRequest: no agent; a task without an id, or two with one. StenoError: the proxy refuses or is away for long.
-            KeyboardInterrupt and the like: trials that run have been ended as `cancelled`, and nothing is leased.
+        Raises: BadRequest: no agent; a task without an id, or two with one; this is closed. StenoError: the proxy refuses or is
+            away for long. CancelledError (of `concurrent.futures`): this was closed meanwhile. KeyboardInterrupt and the like:
+            trials that run have been ended as `cancelled`, and nothing is leased.
         """
-        self._wait(self._start(tasks, n, Admission()))
+        _wait(self._start(tasks, n, Admission()))
         with self._lock:
             groups = [group for group in self._collected if group.lease.lease_id in self._held]
             self._collected = []
@@ -175,8 +179,9 @@ class Collector:
     ) -> Future[Any]:
         """Run groups in the background, no more than a trainer that takes `groups_per_step` per step can use before they are
         older than `max_staleness_steps`. Cancel the future to end them. What a start of this run that was killed had begun is
-        gone on with: the same tasks in the same order have the same groups. tasks: may be endless; an id may come again."""
-        return self._start(tasks, n, Admission(groups_per_step, max_staleness_steps), again=True)
+        gone on with: the same tasks in the same order have the same groups. tasks: may be endless; an id may come again.
+        Raises: BadRequest: no agent; this is closed. The future has what `collect` raises."""
+        return self._start(tasks, n, Admission(groups_per_step, max_staleness_steps), again=True).future
 
     def lease(self, max_groups: int = 1, wait_s: float = 0.0, *, branches: Branches = "all") -> list[CollectedGroup]:
         """Groups that are ready, the oldest first: `max_groups` of them, or those that are after `wait_s` (60 at most).
@@ -220,14 +225,15 @@ class Collector:
 
     def close(self) -> None:
         """Idempotent. What is held is given back."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        if self._loop is not None:
-            for running in self._running:
-                running.cancel()  # nothing, where it is cancelled: a second one would take it from ending its trials
-            with contextlib.suppress(StenoError, TimeoutError):
-                asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result(30)
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+        for rolling in self._rolling:
+            rolling.future.cancel()
+        until = time.monotonic() + CLOSE_S
+        ended = [rolling.ended.wait(max(0.0, until - time.monotonic())) for rolling in self._rolling]
+        if self._loop is not None and all(ended):  # else it goes on ending trials while this process lives
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._let_go(list(self._held))
         self._client.close()
@@ -237,20 +243,23 @@ class Collector:
 
     def _start(
         self, tasks: Iterable[Task | Mapping[str, Any]], n: int, admission: Admission, *, again: bool = False
-    ) -> Future[Any]:
+    ) -> _RollOut:
         if self._prepared is None and self._executor is None:
             raise BadRequest(
                 "agent: got None, must be a function or settings, for trials to be run here", field="agent"
             )
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_serve, args=(self._loop,), name="steno-rollouts", daemon=True).start()
         hide = self._prepared.settings.hide if self._prepared is not None else ()
-        planned = self._noted(_planned(tasks, hide, "again" if again else f"{self._name}-{self._round}", again))
-        self._round += 1
-        running = asyncio.run_coroutine_threadsafe(self._roll(planned, n, admission, again), self._loop)
-        self._running = [earlier for earlier in self._running if not earlier.done()] + [running]
-        return running
+        with self._lock:
+            if self._closing.is_set():
+                raise BadRequest("collector: it is closed: make another one", field="collector")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_serve, args=(self._loop,), name="steno-rollouts", daemon=True).start()
+            planned = self._noted(_planned(tasks, hide, "again" if again else f"{self._name}-{self._round}", again))
+            self._round += 1
+            rolling = _RollOut(self._loop, self._roll(planned, n, admission, again))
+            self._rolling = [earlier for earlier in self._rolling if not earlier.ended.is_set()] + [rolling]
+        return rolling
 
     def _noted(self, planned: Iterator[Planned]) -> Iterator[Planned]:
         for plan in planned:
@@ -284,15 +293,6 @@ class Collector:
         runner = TrialRunner(client, ExecutorPlayer(client, self._executor, options), options)
         options_of_groups = replace(self._options, size=n, resumable=again)
         return Rollouts(client, runner, options_of_groups, admission=admission, observers=[self._failures])
-
-    def _wait(self, running: Future[T]) -> T:
-        try:
-            return running.result()
-        except BaseException:
-            running.cancel()
-            assert self._loop is not None
-            asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
-            raise
 
     def _read(self, lease: Lease, branches: Branches) -> CollectedGroup:
         earlier = lease.group.group_id not in self._mine
@@ -330,6 +330,43 @@ class Collector:
                         log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)
 
 
+class _RollOut:
+    """A coroutine on the event loop of the rollouts, for other threads. future: what came of it; cancelled, it ends its trials
+    first. ended: nothing of it runs any more."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.future: Future[None] = Future()
+        self.ended = threading.Event()
+        loop.call_soon_threadsafe(self._begin, loop, coroutine)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = loop.create_task(coroutine)
+        task.add_done_callback(self._over)
+        # Also where it is cancelled by now. A task that has ended is not changed by that.
+        self.future.add_done_callback(lambda _: loop.call_soon_threadsafe(task.cancel))
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self.ended.set()
+        if task.cancelled():
+            self.future.cancel()
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(None)
+
+
+def _wait(rolling: _RollOut) -> None:
+    """To its end, whatever it comes to."""
+    try:
+        rolling.future.result()
+    except BaseException:
+        rolling.future.cancel()
+        rolling.ended.wait()
+        raise
+
+
 def _prepared(settings: RolloutSettings, run: str, key: str | None) -> Prepared:
     """Args: key: by which the proxy is asked, whatever the settings have. Raises: ConfigError."""
     shown = SecretStr(key) if key is not None else None
@@ -363,7 +400,3 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
             log.error("rollouts: %s on their event loop", error.__class__.__name__)
         else:
             return
-
-
-async def _others_ended() -> None:
-    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
