@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +92,7 @@ class Collector:
         self._client = Client(proxy, key, retries=CLIENT_RETRIES)
         self._ttl_s = lease_ttl_s
         self._held: dict[str, Lease] = {}
+        self._telling: set[str] = set()  # leases of which the proxy is being told something by their users
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._failures = LastFailures()
@@ -200,22 +201,22 @@ class Collector:
             raise
 
     def used(self, groups: Iterable[CollectedGroup]) -> None:
-        """A step has used these groups, which is not durable yet: others may be started in their place."""
-        for group in groups:
-            self._client.extend(group.lease.lease_id, self._ttl_s, used=True)
+        """A step has used these groups, which is not durable yet: others may be started in their place. Raises: as
+        `acknowledge`."""
+        self._tell(groups, lambda lease_id: self._client.extend(lease_id, self._ttl_s, used=True), held=True)
 
     def acknowledge(self, groups: Iterable[CollectedGroup]) -> None:
-        """These groups are never served again. Raises: Conflict: a lease ran out, since this process stood still for longer than
-        `lease_ttl_s`, and the group is somebody else's."""
-        for group in groups:
-            self._forget(group)
-            self._client.acknowledge(group.lease.lease_id)
+        """These groups are never served again. The same again changes nothing.
+
+        Raises: Conflict: a lease ran out, since this process stood still for longer than `lease_ttl_s`, and the group is somebody
+            else's; the other groups have been acknowledged. Unreachable and the like: groups that have not been acknowledged are
+            held as before.
+        """
+        self._tell(groups, self._client.acknowledge)
 
     def release(self, groups: Iterable[CollectedGroup]) -> None:
-        """Give groups back, to be served again at once. Raises: Conflict, as `acknowledge`."""
-        for group in groups:
-            self._forget(group)
-            self._client.release(group.lease.lease_id)
+        """Give groups back, to be served again at once. Raises: as `acknowledge`."""
+        self._tell(groups, self._client.release)
 
     def push(self, tensors: Any, version: str, **options: Any) -> Update:
         """`steno_adapters.weights.push` for this run and policy."""
@@ -309,9 +310,31 @@ class Collector:
             with contextlib.suppress(StenoError):
                 self._client.release(lease_id)
 
-    def _forget(self, group: CollectedGroup) -> None:
-        with self._lock:
-            self._held.pop(group.lease.lease_id, None)
+    def _tell(self, groups: Iterable[CollectedGroup], call: Callable[[str], object], *, held: bool = False) -> None:
+        """Call with the lease of each group, also after one that was refused. Args: held: they are held afterwards, too.
+
+        Raises: StenoError: the first refusal, once all groups were told. An error that may pass, at once: the next group would
+            meet it too. Groups that were not told are held as before.
+        """
+        refused: StenoError | None = None
+        for group in groups:
+            lease_id, over = group.lease.lease_id, False
+            with self._lock:
+                self._telling.add(lease_id)
+            try:
+                call(lease_id)
+                over = not held
+            except StenoError as error:
+                if error.retryable:
+                    raise
+                refused, over = refused or error, True
+            finally:
+                with self._lock:
+                    self._telling.discard(lease_id)
+                    if over:
+                        self._held.pop(lease_id, None)
+        if refused is not None:
+            raise refused
 
     def _keep(self) -> None:
         """Hold what is leased, in a thread of its own, until it is acknowledged or released."""
@@ -325,8 +348,9 @@ class Collector:
                     if error.retryable:
                         continue
                     with self._lock:
-                        lost = self._held.pop(lease_id, None)
-                    if lost is not None:  # else it was acknowledged in this moment
+                        # Whoever is just telling the proxy something of it hears this himself, or has acknowledged it.
+                        lost = None if lease_id in self._telling else self._held.pop(lease_id, None)
+                    if lost is not None:
                         log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)
 
 

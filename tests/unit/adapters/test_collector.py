@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from steno.contracts.errors import ConfigError, Unreachable
+from steno.contracts.errors import ConfigError, Conflict, Unreachable
 from steno_adapters import AgentCall, Collector
-from steno_adapters.collected_group import read_group
+from steno_adapters.collected_group import CollectedGroup, read_group
 from steno_adapters.function_agents import FunctionAgents
 from steno_rollouts.build import ADMIN_KEY, NO_KEYS, UNCONFINED, Prepared
 from steno_rollouts.config import RolloutSettings
@@ -207,6 +207,89 @@ def test_groups_that_were_leased_before_an_error_come_with_the_next_collect(monk
         assert [group.group_id for group in collector.collect([], 2)] == ["a", "c"]
         answers.append([])
         assert collector.collect([], 2) == []
+
+
+def _leased(collector: Collector, *names: str) -> list[CollectedGroup]:
+    """Groups that it holds."""
+    groups = [CollectedGroup(_lease(name), {}, []) for name in names]
+    collector._held.update({group.lease.lease_id: group.lease for group in groups})
+    return groups
+
+
+def _answers(collector: Collector, monkeypatch: pytest.MonkeyPatch, errors: dict[str, list[Exception]]) -> list[str]:
+    """The proxy, as far as leases are concerned. Args: errors: lease -> what it says first. Returns: what it takes."""
+    told: list[str] = []
+
+    def answer(what: str) -> Callable[..., None]:
+        def call(lease_id: str, *_: Any, **__: Any) -> None:
+            if left := errors.get(lease_id):
+                raise left.pop(0)
+            told.append(f"{what} {lease_id}")
+
+        return call
+
+    for name in ("acknowledge", "release", "extend"):
+        monkeypatch.setattr(collector._client, name, answer(name))
+    return told
+
+
+@pytest.mark.parametrize("name", ["acknowledge", "release", "used"])
+def test_a_lease_is_held_until_the_proxy_knows_of_its_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Collector(NOWHERE, "away", lease_ttl_s=3600) as collector:
+        groups = _leased(collector, "a", "b", "c")
+        told = _answers(collector, monkeypatch, {"lease-b": [Unreachable("the proxy is away")]})
+        call = {"acknowledge": collector.acknowledge, "release": collector.release, "used": collector.used}[name]
+        with pytest.raises(Unreachable):
+            call(groups)
+        said = "extend" if name == "used" else name
+        assert told == [f"{said} lease-a"]
+        assert list(collector._held) == ["lease-a"] * (name == "used") + ["lease-b", "lease-c"]
+        call(groups)
+        assert told[1:] == [f"{said} lease-{each}" for each in "abc"]
+        assert list(collector._held) == [f"lease-{each}" for each in "abc" if name == "used"]
+
+
+@pytest.mark.parametrize("name", ["acknowledge", "release", "used"])
+def test_a_lease_that_is_lost_keeps_no_other_from_being_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Collector(NOWHERE, "lost", lease_ttl_s=3600) as collector:
+        groups = _leased(collector, "a", "b", "c")
+        errors: dict[str, list[Exception]] = {f"lease-{each}": [Conflict(f"{each} is lost")] for each in "ab"}
+        told = _answers(collector, monkeypatch, errors)
+        call = {"acknowledge": collector.acknowledge, "release": collector.release, "used": collector.used}[name]
+        with pytest.raises(Conflict, match="a is lost"):
+            call(groups)
+        assert [line.split()[1] for line in told] == ["lease-c"]
+        assert list(collector._held) == ["lease-c"] * (name == "used")
+
+
+def test_a_lease_that_is_extended_while_it_is_acknowledged_is_not_said_to_be_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Collector(NOWHERE, "extended", lease_ttl_s=0.04) as collector:
+        refused = threading.Event()
+
+        def extend(lease_id: str, ttl_s: float) -> None:
+            if lease_id == "lease-a" and acknowledging.is_set():
+                raise Conflict("group a is not held under this lease any more")
+            if lease_id == "lease-b" and acknowledging.is_set():
+                rounds.append(lease_id)
+                if len(rounds) == 2:  # so there was a whole one, with all that came of it
+                    refused.set()
+
+        def acknowledge(lease_id: str) -> None:
+            acknowledging.set()
+            assert refused.wait(60)
+
+        acknowledging, rounds = threading.Event(), list[str]()
+        monkeypatch.setattr(collector._client, "extend", extend)
+        monkeypatch.setattr(collector._client, "acknowledge", acknowledge)
+        monkeypatch.setattr(collector._client, "release", lambda lease_id: None)
+        with collector._lock:
+            group, _ = _leased(collector, "a", "b")
+        collector.acknowledge([group])
+        assert "was lost" not in caplog.text
+        with collector._lock:
+            assert list(collector._held) == ["lease-b"]
 
 
 def test_each_roll_out_of_a_collector_ends_what_its_executor_has_started(
