@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from steno import Client
 from steno.contracts.errors import Gone, NotFound
+from steno.contracts.rest import UnreadableTurn
 from steno.contracts.runs.leases import Lease
 from steno_adapters.main_branch import main_branch
 from steno_adapters.rows import TrainableRow, trainable_rows
@@ -22,8 +23,10 @@ class CollectedGroup:
 
     rewards: by trial, of those that can be trained (one that failed is not among them). rows: of those, in the order of trials
     and branches; the same each time the group is served, unless a trial was deleted. untrained: sampled tokens of these trials
-    that no row trains, by reason. left_out: trial_id -> why it is not among `rewards`. earlier: another one than this collector
-    rolled it out. other_branches: that could be trained and have no row, since one of each trial was asked for.
+    that no row trains, by reason: those of `trainable_rows`, `other_branch`, `deleted` (since the group was first leased),
+    `unreadable` (the record of the turn, or of one before it, does not add up). left_out: trial_id -> why it is not among
+    `rewards`. earlier: another one than this collector rolled it out. other_branches: that could be trained and have no row,
+    since one of each trial was asked for.
     """
 
     lease: Lease
@@ -57,11 +60,13 @@ def read_group(
     for trial_id in lease.tokens.keys() - {session.trial_id for session in lease.trials}:
         untrained["deleted"] += sum(lease.tokens[trial_id].values())  # since the group was first leased
     for session in lease.trials:
+        sampled = sum(lease.tokens.get(session.trial_id, {}).values())
         try:
-            samples = client.samples(session.trial_id)
+            recorded = client.sample_list(session.trial_id)
         except (Gone, NotFound):
-            untrained["deleted"] += sum(lease.tokens.get(session.trial_id, {}).values())
+            untrained["deleted"] += sampled
             continue
+        samples = recorded.items
         assert session.reward is not None  # leased trials have one
         rewards[session.trial_id] = session.reward
         if branches == "main":
@@ -71,9 +76,13 @@ def read_group(
         else:
             found, left = trainable_rows(samples, policy=policy, models=models)
         rows += found
-        untrained += left
-    sampled = sum(sum(tokens.values()) for tokens in lease.tokens.values())
-    missing = sampled - sum(row.trained_tokens for row in rows) - untrained.total()
-    if missing:
-        untrained["unreadable"] += missing  # of turns that no sample holds
+        held = sum(row.trained_tokens for row in found) + left.total()
+        untrained += left + _in_no_sample(sampled - held, recorded.unreadable)
     return CollectedGroup(lease, rewards, rows, untrained, earlier, others)
+
+
+def _in_no_sample(tokens: int, unreadable: Sequence[UnreadableTurn]) -> Counter[str]:
+    """Of a trial's sampled tokens, those that no sample holds: of turns that can't be read, and of superseded ones that nothing
+    was gone on from."""
+    damaged = min(tokens, sum(turn.completion_tokens for turn in unreadable))
+    return +Counter(unreadable=damaged, superseded=tokens - damaged)

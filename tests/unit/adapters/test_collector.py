@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from steno.contracts.errors import ConfigError, Conflict, Unreachable
+from steno.contracts.rest import SampleList, UnreadableTurn
 from steno_adapters import AgentCall, Collector
 from steno_adapters.collected_group import CollectedGroup, read_group
 from steno_adapters.function_agents import FunctionAgents
@@ -347,14 +348,27 @@ def test_each_rank_leases_groups_of_a_run_of_its_own() -> None:
 
 
 def test_tokens_of_a_trial_that_was_deleted_since_the_group_was_first_leased_are_booked_as_deleted() -> None:
-    """Of a group that is served again: in `tokens`, and not in `trials` any more. What a sample lacks is unreadable, as ever."""
+    """Of a group that is served again: in `tokens`, and not in `trials` any more."""
     lease = _lease("a")
     lease.trials = [SimpleNamespace(trial_id="a.0", reward=1.0)]
-    lease.tokens = {"a.0": {"l/1": 6}, "a.1": {"l/1": 3, "l/2": 4}}
-    client: Any = SimpleNamespace(samples=lambda trial_id: [sample()])
+    lease.tokens = {"a.0": {"l/1": 4}, "a.1": {"l/1": 3, "l/2": 4}}
+    client: Any = SimpleNamespace(sample_list=lambda trial_id: SampleList(items=[sample()]))
     group = read_group(client, lease, policy="default", models=(), branches="all", earlier=False)
     assert (group.rewards, [row.trained_tokens for row in group.rows]) == ({"a.0": 1.0}, [4])
-    assert group.untrained == {"deleted": 7, "unreadable": 2}
+    assert group.untrained == {"deleted": 7}
+
+
+def test_tokens_in_no_sample_are_unreadable_where_their_record_is_and_else_superseded() -> None:
+    """A client that asked again went on from its second answer: no sample holds the first one."""
+    lease = _lease("a")
+    lease.trials = [SimpleNamespace(trial_id=trial, reward=1.0) for trial in ("a.0", "a.1")]
+    lease.tokens = {"a.0": {"l/1": 6}, "a.1": {"l/1": 4, "l/2": 5}}
+    broken = UnreadableTurn(turn_id="x", reason="a log-probability is missing", completion_tokens=3)
+    lists = {"a.0": SampleList(items=[sample()]), "a.1": SampleList(items=[sample()], unreadable=[broken])}
+    client: Any = SimpleNamespace(sample_list=lists.__getitem__)
+    group = read_group(client, lease, policy="default", models=(), branches="all", earlier=False)
+    assert [row.trained_tokens for row in group.rows] == [4, 4]
+    assert group.untrained == {"superseded": 2 + 2, "unreadable": 3}
 
 
 def _serves_nothing(collector: Collector) -> list[str]:

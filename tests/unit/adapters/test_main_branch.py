@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from steno.contracts.records import Group, Sample, SampledRange, Session, TokenSpan, floats_to_bytes, ids_to_bytes
+from steno.contracts.rest import SampleList, UnreadableTurn
 from steno.contracts.runs.leases import Lease
 from steno_adapters.collected_group import Branches, read_group
 from steno_adapters.main_branch import main_branch
@@ -63,8 +64,9 @@ def test_a_group_has_a_row_of_each_trial_where_one_branch_is_asked_for() -> None
     """`PromptRollouts` of TRL asks so."""
 
     class Client:
-        def samples(self, trial_id: str) -> list[Sample]:
-            return trial(*DROPPED)
+        def sample_list(self, trial_id: str) -> SampleList:
+            broken = UnreadableTurn(turn_id="e", reason="its versions leave a gap", completion_tokens=1)
+            return SampleList(items=trial(*DROPPED), unreadable=[broken])
 
     session = Session(trial_id="g.0", group_id="g", reward=1.0, created_at=0.0, updated_at=0.0)
     lease = Lease(
