@@ -90,7 +90,7 @@ class AgentHost:
         check_config(config, settings.branches)
         facts = await job_facts(config, settings)
         root = settings.work_dir
-        settings = settings.model_copy(update={"proxy": facts.proxy, "work_dir": own_folder(root)})
+        settings = settings.in_job(facts.proxy, facts.key, own_folder(root))
         prepared = evaluated = await asyncio.to_thread(Prepared.of, settings, facts.run)
         if settings.eval_tasks is not None:
             others = settings.model_copy(update={"tasks": settings.eval_tasks})

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from steno.config.keys import ShownKey
 from steno.config.settings import SettingsConfigDict
@@ -73,6 +73,11 @@ class VerlSettings(RolloutSettings):
                     field=name,
                 )
         return cls.load(dict(command_line), file)
+
+    def in_job(self, proxy: str, key: str | None, work_dir: Path) -> Self:
+        """These, where the job's proxy runs. Args: proxy, key: its own; key None: it asks for none."""
+        shown = SecretStr(key) if key is not None else None
+        return self.model_copy(update={"proxy": proxy, "key": shown, "work_dir": work_dir})
 
     @classmethod
     def flag(cls, key: str) -> str:

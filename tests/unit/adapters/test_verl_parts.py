@@ -19,6 +19,7 @@ from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
 from steno_adapters.verl.session_rows import step_of, training_rows, validation_rows
 from steno_adapters.verl.settings import OF_VERL, PROXY_VARIABLE, VerlSettings
 from steno_adapters.verl.task_rows import task_row
+from steno_rollouts.build import NO_KEYS, Prepared
 from steno_rollouts.tasks.task import Task
 from steno_worker.config import dial_url
 
@@ -348,6 +349,17 @@ def test_without_a_url_there_is_no_proxy_yet_and_no_key_of_one(file: Path, monke
     monkeypatch.setenv("STENO_VERL_KEY", "secret")
     with pytest.raises(ConfigError, match="key: is of a proxy that runs already"):
         VerlSettings.found(file, {})
+
+
+@pytest.mark.parametrize(("key", "keyless"), [("made-by-the-job", False), (None, True)])
+def test_it_is_said_that_the_proxy_has_no_keys_only_where_the_jobs_has_none(
+    key: str | None, keyless: bool, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"task_id": "t"}\n')
+    file.write_text(yaml.safe_dump({"tasks": str(tmp_path / "tasks.jsonl"), "command": ["true"], "confine": "off"}))
+    settings = VerlSettings.found(file, {}).in_job("http://10.0.0.1:8000", key, tmp_path / "work")
+    assert (settings.proxy, settings.work_dir) == ("http://10.0.0.1:8000", tmp_path / "work")
+    assert (NO_KEYS in Prepared.of(settings, "r").warnings) == keyless
 
 
 def test_a_url_without_a_port_means_the_schemes_own() -> None:
