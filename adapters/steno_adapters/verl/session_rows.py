@@ -91,7 +91,8 @@ def _trainable(row: TrainableRow, prompt_length: int, response_length: int) -> S
     mask = np.concatenate([np.zeros(before, np.bool_), row.response_mask])
     logprobs = np.concatenate([np.zeros(before, np.float32), row.logprobs])
     cut = _cut(row.token_ids, mask, logprobs, prompt_length, response_length)
-    steps = [step_of(row.versions[index]) for index in sorted({*row.version_index[row.response_mask].tolist()})]
+    trained = len(cut.prompt_ids) - before + np.flatnonzero(cut.mask)
+    steps = [step_of(row.versions[index]) for index in {*row.version_index[trained].tolist()}]
     known = [step for step in steps if step is not None]
     return SessionRow(
         cut.prompt_ids, cut.response_ids, cut.mask, cut.logprobs, (min(known), max(known)) if known else (None, None)

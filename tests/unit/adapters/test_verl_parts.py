@@ -53,6 +53,16 @@ def test_a_longer_prompt_goes_on_in_the_response_and_nothing_is_cut_from_its_lef
     assert (row.prompt_ids, row.response_ids, row.mask) == ([10, 11, 12], [13, 14, 15], [0, 1, 1])
 
 
+def test_a_rows_steps_are_those_of_its_trained_tokens_that_are_left() -> None:
+    spans = [TokenSpan(start=2, end=4, version="verl-a/3"), TokenSpan(start=4, end=5, version="verl-a/9")]
+    long = sample("ppsss").model_copy(update={"spans": spans})
+    for prompt_length in (2, 1):  # with one token of the prompt in the response
+        [whole] = training_rows([long], prompt_length=prompt_length, response_length=8).rows
+        [cut] = training_rows([long], prompt_length=prompt_length, response_length=4 - prompt_length).rows
+        assert (whole.trained_tokens, whole.steps) == (3, (3, 9))
+        assert (cut.trained_tokens, cut.steps) == (2, (3, 3))
+
+
 def test_what_is_too_long_is_cut_off_at_the_end_and_counted() -> None:
     found = training_rows([sample("ppsss")], prompt_length=2, response_length=2)
     assert found.rows[0].mask == [1, 1] and found.untrained == {"too_long": 1}
