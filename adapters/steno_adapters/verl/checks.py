@@ -1,11 +1,13 @@
-"""What of verl's configuration would spoil what is recorded or trained: said before anything runs. No verl is imported."""
+"""What of verl's configuration would spoil what is recorded or trained: said before anything runs; and what of a request verl's
+servers are not asked for. No verl is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from steno.contracts.errors import ConfigError
+from steno.contracts.chat import Job, Sampling
+from steno.contracts.errors import BadRequest, ConfigError
 
 SEVERAL_ROWS = ("grpo", "gae")
 """Estimators that give each session one advantage however many rows it has, or each row its own. The others would count a session
@@ -106,6 +108,22 @@ def check_session(fields: Collection[str]) -> None:
             "(trainer.v1.trainer_mode sync, colocate_async or separate_async): the others, as fully_async_policy and "
             "one_step_off_policy, take one row of a session",
             field="trainer.v1.trainer_mode",
+        )
+
+
+def check_request(job: Job, law: Sampling) -> None:
+    """Raises: BadRequest: a grammar, more than one candidate per token, a logit bias, or a least number of tokens."""
+    if job.response_format.type != "text":
+        raise BadRequest("response_format: verl's servers take no grammar: ask for text", field="response_format")
+    if job.top_logprobs:
+        raise BadRequest(
+            f"top_logprobs: got {job.top_logprobs}, must be 0: verl's servers give none", field="top_logprobs"
+        )
+    if law.logit_bias:
+        raise BadRequest("logit_bias: verl's servers are not asked for it: leave it out", field="logit_bias")
+    if law.min_tokens > 0:
+        raise BadRequest(
+            f"min_tokens: got {law.min_tokens}, must be 0: verl's servers are not asked for it", field="min_tokens"
         )
 
 

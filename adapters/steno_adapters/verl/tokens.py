@@ -16,8 +16,9 @@ from typing import Any, Literal
 import msgspec
 
 from steno.contracts.chat import Job, Sampling
-from steno.contracts.errors import BadRequest, EngineFailed, WeightsRefused
+from steno.contracts.errors import EngineFailed, WeightsRefused
 from steno.contracts.wire.frames import Generate, ModelCard, StreamEvent
+from steno_adapters.verl.checks import check_request
 from steno_adapters.verl.seam import ABORTED, LLMServerClient, attempt
 from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.interfaces import StagedUpdate, TokenStep, TokenTally
@@ -96,8 +97,8 @@ class VerlTokens:
         return False
 
     async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
-        """Raises: BadRequest: a grammar, more than one candidate per token, or a logit bias."""
-        _check(job, law)
+        """Raises: as `check_request`."""
+        check_request(job, law)
 
     async def load_weights(self, update: StagedUpdate) -> float:
         """Raises: WeightsRefused."""
@@ -110,9 +111,9 @@ class VerlTokens:
     async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
         """One step per attempt that sampled something.
 
-        Raises: BadRequest: a grammar, or more than one candidate per token. EngineFailed.
+        Raises: as `check_request`; EngineFailed.
         """
-        _check(job, law)
+        check_request(job, law)
         assert law.max_tokens is not None  # the seam's promise
         name = request_id if self._distinct else _trial.get(request_id)
         said: list[int] = []
@@ -165,17 +166,6 @@ def _finish(
     if sampled and sampled[-1] in stops:
         return "stop"
     return None if reason in ABORTED and len(sampled) < most else "length"
-
-
-def _check(job: Job, law: Sampling) -> None:
-    if job.response_format.type != "text":
-        raise BadRequest("response_format: verl's servers take no grammar: ask for text", field="response_format")
-    if job.top_logprobs:
-        raise BadRequest(
-            f"top_logprobs: got {job.top_logprobs}, must be 0: verl's servers give none", field="top_logprobs"
-        )
-    if law.logit_bias:
-        raise BadRequest("logit_bias: verl's servers are not asked for it: leave it out", field="logit_bias")
 
 
 def _parameters(law: Sampling, most: int, stops: frozenset[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What of verl's configuration is refused before anything runs. No verl is needed."""
+"""What of verl's configuration is refused before anything runs, and what of a request. No verl is needed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from steno.contracts.errors import ConfigError
-from steno_adapters.verl.checks import check_config, check_session, context_tokens, forced_law
+from steno.contracts.chat import Job, ResponseFormat, Sampling
+from steno.contracts.errors import BadRequest, ConfigError
+from steno_adapters.verl.checks import check_config, check_request, check_session, context_tokens, forced_law
 
 
 class Node(dict[str, Any]):
@@ -50,6 +51,26 @@ def test_what_would_spoil_the_rows_is_refused_before_anything_runs(given: dict[s
     with pytest.raises(ConfigError) as refused:
         check_config(config(**given), "all")
     assert words in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("job", "law", "words"),
+    [
+        (
+            {"response_format": ResponseFormat(type="json_object")},
+            {},
+            "response_format: verl's servers take no grammar",
+        ),
+        ({"top_logprobs": 2}, {}, "top_logprobs: got 2, must be 0"),
+        ({}, {"logit_bias": {7: 1.0}}, "logit_bias: verl's servers are not asked for it"),
+        ({}, {"min_tokens": 3}, "min_tokens: got 3, must be 0: verl's servers are not asked for it"),
+    ],
+)
+def test_what_verls_servers_are_not_asked_for_is_refused(job: dict[str, Any], law: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        check_request(Job(**job), Sampling(**law))
+    assert words in refused.value.message and refused.value.field == words.partition(":")[0]
+    check_request(Job(), Sampling(min_p=0.1, seed=7))
 
 
 def test_a_trainer_that_takes_one_row_of_a_session_is_refused() -> None:
