@@ -187,7 +187,7 @@ def test_a_node_that_is_drained_gets_its_time_and_is_no_finished_run(tmp_path: P
     spec = pods(render("default", *(word for found in words for word in ("--set", found))))["run-steno-trainer"]
     (tmp_path / "ends.py").write_text(ENDS)
     variables = {"PATH": os.environ["PATH"], **environment(spec)} | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-    pod = Pod([sys.executable, "-m", "torch.distributed.run", str(tmp_path / "ends.py")], variables, tmp_path / "log")
+    pod = Pod([sys.executable, "-m", "steno_cli.torchrun", str(tmp_path / "ends.py")], variables, tmp_path / "log")
     ranks: list[psutil.Process] = []
     pod.start()
     try:
