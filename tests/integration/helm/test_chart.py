@@ -116,6 +116,15 @@ def test_keys_given_are_not_made() -> None:
     assert sum(m["kind"] == "Secret" for m in render("default")) == 2
 
 
+def test_with_the_secrets_that_the_page_asks_for_every_render_is_the_same() -> None:
+    """As `helm template` and Argo CD render it: whatever is drawn at random there is new each time."""
+    page = (ROOT / "docs/deployment.md").read_text().partition("\n### Keys\n")[2].partition("\n### ")[0]
+    named = set(re.findall(r"`([\w.]+\.existingSecret)", page))
+    words = [word for name in sorted(named) for word in ("--set", f"{name}=our-{name.partition('.')[0]}")]
+    assert render("default", *words) == render("default", *words), named
+    assert render("default") != render("default")
+
+
 def test_a_worker_dials_every_replica_that_there_may_be_and_holds_its_own_key_only() -> None:
     manifests = render("whole")
     worker = pods(manifests)["run-steno-worker"]
