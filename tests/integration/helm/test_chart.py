@@ -308,6 +308,11 @@ def test_objects_of_ones_own_come_with_the_release_and_know_its_names() -> None:
 
 def test_sandboxes_reach_the_resolver_and_the_agents_port_only() -> None:
     policy = only(render("whole"), "NetworkPolicy", "run-steno-sandboxes")
+    if component != "redis":
+        values = yaml.safe_load((CASES[0].parent / f"{case}.yaml").read_text())[component]
+        [container] = spec["containers"]
+        for name, among in (("env", container), ("volumeMounts", container), ("volumes", spec)):
+            assert values[name] and all(each in among[name] for each in values[name]), name
     assert policy["metadata"]["namespace"] == "sandboxes" and policy["spec"]["policyTypes"] == ["Egress"]
     dns, proxy = policy["spec"]["egress"]
     assert {port["port"] for port in dns["ports"]} == {53} and dns["to"]
