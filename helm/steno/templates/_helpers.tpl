@@ -240,9 +240,6 @@ WITHOUT, what to do instead. Nothing is found where helm does not ask the cluste
 {{- fail (printf "rollout.enabled: rollout.settings.%s is missing" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- if has .Values.rollout.settings.agent (list "computer-1" "dspy-rlm" "terminus-2") -}}
-{{- fail (printf "rollout.settings.agent: %s asks the model from the launcher's pod, which reaches the control plane's port only; models are asked at the agents' port. Take an agent that runs in the sandbox" .Values.rollout.settings.agent) -}}
-{{- end -}}
 {{- if eq .Values.rollout.namespace .Release.Namespace -}}
 {{- fail "rollout.namespace is the release's: rollouts may start commands in any pod there, and have its keys. Give one for the pods of trials alone" -}}
 {{- end -}}

@@ -190,12 +190,25 @@ def test_the_control_plane_is_closed_to_all_but_those_who_are_named(case: Path) 
     agents = ports[8080]
     if given.get("agents"):
         sandboxes = [agents.pop()] if agents and "rollout" in values else []
-        assert agents and agents[1:] == given["agents"] and components(agents) == ["test"]
+        ask = ["test", "trainer", *(["rollout"] if "rollout" in values else [])]
+        assert agents and components(agents) == ask and agents[len(ask) :] == given["agents"]
         assert [peer["namespaceSelector"]["matchLabels"] for peer in sandboxes] in (
             [], [{"kubernetes.io/metadata.name": "sandboxes"}]
         )  # fmt: skip
     else:
         assert agents is None
+
+
+def test_agents_that_run_beside_trainer_and_launchers_reach_the_agents_port() -> None:
+    """Those of evaluations, and terminus-2 and the like. A worker asks nothing there."""
+    given = ("--set-json", f"networkPolicy.agents={json.dumps([{'ipBlock': {'cidr': '10.0.0.0/8'}}])}")
+    evaluating = ("--set", "trainer.settings.eval_every=5,trainer.settings.eval_config=/models/eval.yaml")
+    trained = allowed(only(render("training", *given, *evaluating), "NetworkPolicy", "run-steno"))
+    assert components(trained[8080]) == ["test", "trainer"]
+    rolled = allowed(
+        only(render("rollouts", "--set", "rollout.settings.agent=terminus-2"), "NetworkPolicy", "run-steno")
+    )
+    assert components(rolled[8080]) == ["test", "trainer", "rollout"]
 
 
 def test_agents_service_and_ingress_lead_to_the_agents_port_only() -> None:
