@@ -335,6 +335,14 @@ def test_sandboxes_reach_the_resolver_and_the_agents_port_only() -> None:
     assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "proxy"
 
 
+def test_the_resolvers_pods_may_listen_on_another_port() -> None:
+    """Policies see the pod's port, not the Service's: OpenShift's resolver listens on 5353."""
+    manifests = render("whole", "--set-json", "networkPolicy.dnsPorts=[53,5353]")
+    both = [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]
+    for name in ("run-steno", "run-steno-sandboxes"):
+        assert only(manifests, "NetworkPolicy", name)["spec"]["egress"][0]["ports"] == both
+
+
 def test_sandboxes_reach_the_ingress_that_agents_are_pointed_at() -> None:
     there = {"peers": [{"ipBlock": {"cidr": "10.0.0.7/32"}}], "ports": [443]}
     given = {"ingress.enabled": True, "ingress.host": "steno.example", "networkPolicy.sandboxes.ingress": there}
