@@ -189,8 +189,8 @@ WITHOUT, what to do instead. Nothing is found where helm does not ask the cluste
 {{- fail "redis.mode is external: redis.external.secretName must name the Secret that holds the URL" -}}
 {{- end -}}
 {{- with .Values.proxy.settings.archive -}}
-{{- if not (or (eq . "off") (contains "://" .)) -}}
-{{- fail (printf "proxy.settings.archive is %s, a folder that ends with the proxy's pod: give the URL of an object store or off, or leave it out, and sessions go to the volume of proxy.archive" .) -}}
+{{- if or (regexMatch "^(file|local|memory)://" .) (not (or (eq . "off") (contains "://" .))) -}}
+{{- fail (printf "proxy.settings.archive is %s, which ends with the proxy's pod: give the URL of an object store or off, or leave it out, and sessions go to the volume of proxy.archive" .) -}}
 {{- end -}}
 {{- end -}}
 {{- if or (include "steno.noArchive" .) (and (include "steno.archiveClaim" .) (not .Values.proxy.archive.existingClaim)) -}}
@@ -210,8 +210,10 @@ WITHOUT, what to do instead. Nothing is found where helm does not ask the cluste
 {{- if and .Values.worker.enabled (not .Values.worker.image) -}}
 {{- fail "worker.enabled: worker.image must name an image with vLLM and steno" -}}
 {{- end -}}
-{{- if and .Values.worker.enabled (gt (int .Values.worker.replicas) 1) (hasKey .Values.worker.stagingVolume "persistentVolumeClaim") -}}
-{{- fail "worker.stagingVolume is a persistentVolumeClaim, and worker.replicas is above 1: each worker would remove what the others have staged there. Leave it out (an emptyDir), or give an ephemeral volume, which is each pod's own" -}}
+{{- with .Values.worker.stagingVolume -}}
+{{- if and $.Values.worker.enabled (gt (int $.Values.worker.replicas) 1) (not (or (hasKey . "emptyDir") (hasKey . "ephemeral"))) -}}
+{{- fail (printf "worker.stagingVolume is %s, and worker.replicas is above 1: workers that share it would remove what the others have staged there. Leave it out, or give an emptyDir or an ephemeral volume, which is each pod's own" (keys . | sortAlpha | join ", ")) -}}
+{{- end -}}
 {{- end -}}
 {{- if .Values.trainer.enabled -}}
 {{- if not .Values.trainer.image -}}

@@ -29,8 +29,9 @@ def test_what_retention_archives_with_one_replica_is_not_deleted_with_several(se
 
 
 def test_an_archive_that_would_end_with_the_pod_is_refused() -> None:
-    said = refused(proxy__settings__archive="/var/lib/steno/archive")
-    assert "proxy.settings.archive" in said and "proxy.archive" in said
+    for lost in ("/var/lib/steno/archive", "file:///var/lib/steno/archive", "local:///archive", "memory://archive"):
+        said = refused(proxy__settings__archive=lost)
+        assert f"proxy.settings.archive is {lost}" in said and "volume of proxy.archive" in said
     unset = render("default", "--set-json", "proxy.settings.archive=null")
     assert environment(pods(unset)["run-steno"])["STENO_ARCHIVE"] == "/var/lib/steno/archive"
     assert only(unset, "PersistentVolumeClaim")["metadata"]["name"] == "run-steno-archive"

@@ -470,10 +470,15 @@ def test_values_that_do_not_go_together_are_refused() -> None:
         "worker__image": "i:1",
         "worker__stagingVolume": {"persistentVolumeClaim": {"claimName": "c"}},
     }
-    assert "worker.stagingVolume" in refused(**staged, worker__replicas=2)
     words = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in staged.items()]
     assert render("default", *(word for said in words for word in ("--set-json", said)))  # one worker may
 
+    for volume in ({"persistentVolumeClaim": {"claimName": "c"}}, {"hostPath": {"path": "/nvme"}}):
+        said = refused(**staged | {"worker__stagingVolume": volume}, worker__replicas=2)
+        assert f"worker.stagingVolume is {next(iter(volume))}" in said
+    for own in ({}, {"emptyDir": {"sizeLimit": "80Gi"}}, {"ephemeral": {"volumeClaimTemplate": {}}}):
+        given = f"worker={json.dumps({'enabled': True, 'image': 'i:1', 'replicas': 2, 'stagingVolume': own})}"
+        assert render("default", "--set-json", given)
 
 @every_case
 def test_notes_say_what_protects_the_control_plane(case: Path) -> None:
