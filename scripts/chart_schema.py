@@ -25,16 +25,16 @@ LEFT_OUT = {
     # What the chart gives; the upstream's, as the image has no LiteLLM; otel_headers, as a secret is no value.
     "proxy": set(
         "host port control_host control_port admin_key worker_key metrics_key viewer_key trial_secret keys_dir redis_url upstream"
-        " api_base api_key upstream_tokens otel_headers".split()
+        " api_base api_key upstream_images upstream_tokens otel_headers".split()
     ),
     # What the chart gives; api_key, as a secret is no value.
     "worker": set("proxy key metrics_host metrics_port worker_id staging_dir api_key".split()),
     "trainer": set("proxy key metrics_host metrics_port checkpoint_dir deepspeed".split()),
     # What the chart gives; what is not for Harbor's tasks, or not for pods of a cluster.
     "rollout": set(
-        "proxy key work_dir environment environment_options tasks split command reward reward_timeout_s executor image cpus"
-        " memory_mb forwarder_image confine private harbor_python allow_only_proxy ray_address ray_runner ray_cpus ray_resources"
-        " ray_runtime_env ray_return_kb".split()
+        "proxy key work_dir environment environment_options tasks split verifiers verifiers_options command reward"
+        " reward_timeout_s executor image cpus memory_mb forwarder_image confine private harbor_python allow_only_proxy"
+        " ray_address ray_runner ray_cpus ray_resources ray_runtime_env ray_return_kb".split()
     ),
 }
 

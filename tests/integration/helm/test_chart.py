@@ -308,6 +308,11 @@ def test_every_workload_takes_what_other_charts_let_one_say_of_pods(case: str, c
     assert own == chosen if component == "trainer" else chosen != own and own.items() <= labels.items()
     if component in ("redis", "trainer"):
         assert pod["metadata"]["annotations"] == {"example/team": "rl"}
+    if component != "redis":
+        values = yaml.safe_load((CASES[0].parent / f"{case}.yaml").read_text())[component]
+        [container] = spec["containers"]
+        for name, among in (("env", container), ("volumeMounts", container), ("volumes", spec)):
+            assert values[name] and all(each in among[name] for each in values[name]), name
     plain = pods(render("external"))["run-steno"]["spec"]
     assert not {"serviceAccountName", "priorityClassName", "topologySpreadConstraints"} & set(plain)
 
@@ -321,11 +326,6 @@ def test_objects_of_ones_own_come_with_the_release_and_know_its_names() -> None:
 
 def test_sandboxes_reach_the_resolver_and_the_agents_port_only() -> None:
     policy = only(render("whole"), "NetworkPolicy", "run-steno-sandboxes")
-    if component != "redis":
-        values = yaml.safe_load((CASES[0].parent / f"{case}.yaml").read_text())[component]
-        [container] = spec["containers"]
-        for name, among in (("env", container), ("volumeMounts", container), ("volumes", spec)):
-            assert values[name] and all(each in among[name] for each in values[name]), name
     assert policy["metadata"]["namespace"] == "sandboxes" and policy["spec"]["policyTypes"] == ["Egress"]
     dns, proxy = policy["spec"]["egress"]
     assert {port["port"] for port in dns["ports"]} == {53} and dns["to"]
@@ -440,6 +440,7 @@ def test_a_misspelt_value_is_refused_by_its_name() -> None:
     assert "'lr' not allowed" in refused(trainer__settings__lr=1)
     assert "aggregation" in refused(trainer__settings__aggregation="mean")
     assert "'admin_key' not allowed" in refused(proxy__settings__admin_key="secret")
+    assert "'upstream_images' not allowed" in refused(proxy__settings__upstream_images="on")
     assert "redis/mode" in refused(redis__mode="bundeld")
     assert "topologyKey" in refused(worker__topologySpreadConstraints=[{"maxSkew": 1}])
 
@@ -472,13 +473,13 @@ def test_values_that_do_not_go_together_are_refused() -> None:
     }
     words = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in staged.items()]
     assert render("default", *(word for said in words for word in ("--set-json", said)))  # one worker may
-
     for volume in ({"persistentVolumeClaim": {"claimName": "c"}}, {"hostPath": {"path": "/nvme"}}):
         said = refused(**staged | {"worker__stagingVolume": volume}, worker__replicas=2)
         assert f"worker.stagingVolume is {next(iter(volume))}" in said
     for own in ({}, {"emptyDir": {"sizeLimit": "80Gi"}}, {"ephemeral": {"volumeClaimTemplate": {}}}):
         given = f"worker={json.dumps({'enabled': True, 'image': 'i:1', 'replicas': 2, 'stagingVolume': own})}"
         assert render("default", "--set-json", given)
+
 
 @every_case
 def test_notes_say_what_protects_the_control_plane(case: Path) -> None:

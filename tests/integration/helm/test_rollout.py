@@ -129,4 +129,5 @@ def test_rollouts_that_lack_something_or_would_have_the_proxys_keys_are_refused(
     assert "rollout.environmentOptions has queue" in refused(**whole, rollout__environmentOptions={"queue": "q"})
     elsewhere = {"networkPolicy__sandboxes": {"enabled": True, "namespace": "other"}}
     assert "the pods of trials are in rollout.namespace, sandboxes" in refused(**whole, **elsewhere)
-    assert "'executor' not allowed" in refused(**whole, rollout__settings__executor="local")
+    for name, value in {"executor": "local", "verifiers": "gsm8k", "verifiers_options": {"a": 1}}.items():
+        assert f"'{name}' not allowed" in refused(**whole, **{f"rollout__settings__{name}": value})
