@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -60,6 +61,38 @@ async def test_a_chart_of_very_many_points_is_drawn(proxy: Proxy, browser: Any) 
             }"""
         )
         assert told == "Many: 0 at step 299999, between 0 and 6"
+
+
+async def test_a_runs_newest_versions_are_told_apart_and_stay_while_nothing_changes(proxy: Proxy, browser: Any) -> None:
+    """A trainer made a version each step, crashed, and a start of it goes on from an earlier step. The answer has no order."""
+    run, policy = [(await proxy.http.get(path)).json() for path in (f"/runs/{RUN}", "/policy")]
+    names = ["unknown", *(f"a/{step}" for step in range(4994)), *(f"b/{step}" for step in range(4000, 4005))]
+    random.Random(1).shuffle(names)
+    run["sampled"], run["borrowed"] = dict.fromkeys(names, 1), {"b/4004": 1}
+    policy["items"] = [{"policy": "default", "version": "b/4004", "workers": {}}]
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await page.route(f"**/runs/{RUN}", lambda route: route.fulfill(json=run))
+        await page.route("**/policy", lambda route: route.fulfill(json=policy))
+        await looker.go(f"runs/{RUN}", "[aria-label='Tokens by version']")
+        keys = page.locator("[aria-label='Tokens by version'] .key")
+        shown = [text.rsplit(" ", 3)[:2] for text in await keys.all_text_contents()]
+        newest = [*(f"a/{step}" for step in range(4987, 4994)), *(f"b/{step}" for step in range(4000, 4005))]
+        assert shown == [["4,988 earlier versions", "4,988"], *([name, "1"] for name in newest[:-1]), ["b/4004", "2"]]
+        all_of_it = page.locator("[aria-label='Tokens by version'] *, [aria-label='Tokens by the ledger'] *, .charts *")
+        await all_of_it.evaluate_all("nodes => { window.seen = nodes; }")
+        await looks_at_run(page)
+        assert await all_of_it.evaluate_all("nodes => nodes.length > 0 && nodes.every((one, n) => one === seen[n])")
+        run["sampled"]["b/4004"] = 8
+        await page.wait_for_selector("[aria-label='Tokens by version'] .key:has-text('b/4004') b:text-is('9')")
+        assert looker.troubles == []
+
+
+async def looks_at_run(page: Any) -> None:
+    """Until it was looked at again, and that was shown: the look after it has begun."""
+    for _ in range(2):
+        async with page.expect_response(f"**/runs/{RUN}"):
+            pass
 
 
 async def test_charts_of_steps_are_drawn_anew_only_when_the_steps_have_changed(proxy: Proxy, browser: Any) -> None:

@@ -3,7 +3,7 @@
 import { get, lookAgain } from "./api.js";
 import { lineChart, shareBar } from "./charts.js";
 import { h, put, update } from "./dom.js";
-import { brief, count, plain, reward, seconds, time } from "./format.js";
+import { brief, count, many, plain, reward, seconds, time } from "./format.js";
 import { fact } from "./pieces.js";
 
 const LOOK_MS = 3000;
@@ -78,8 +78,8 @@ async function draw(run, parts, signal) {
     fact("Solved", h("span", { title: "trials whose reward is the highest there is" }, share(ended)), ofNewest),
     view.trainer ? fact("Trainer", plain(view.trainer.name), h("small", view.trainer.heard_s === null ? " has left" : ` heard ${seconds(view.trainer.heard_s)} ago`)) : null,
     policies.items.map((policy) => fact(`Version of ${plain(policy.policy)}`, h("span.mono", plain(policy.version ?? Object.keys(policy.workers).join(", ")) || "–"))));
-  put(parts.charts, rewardCharts(ended), part ? h("p.dim", `Trials: ${part}.`) : null);
-  put(parts.ledger, ledger(view));
+  update(parts.charts, rewardCharts(ended), part ? h("p.dim", `Trials: ${part}.`) : null);
+  update(parts.ledger, ledger(view, policies.items));
   if (parts.steps.changes !== parts.drawn) put(parts.stepped, stepCharts(parts.steps.items));
   parts.drawn = parts.steps.changes;
 }
@@ -120,9 +120,25 @@ function rewardCharts(ended) {
   ];
 }
 
+const NEWEST_VERSIONS = 12;
+
+// Tokens by version, the newest version last; all earlier ones are one part. A version is `lineage/step`. The lineage that a policy
+// serves now is newer than any other, also while it takes steps again that a crash has lost.
+function versionParts(byVersion, policies) {
+  const served = new Set(policies.map(({ version }) => version?.split("/")[0]));
+  const parts = Object.entries(byVersion).map(([name, value]) => {
+    const [lineage, step] = name.split("/");
+    return { name, value, newer: served.has(lineage), step: Number.parseInt(step, 10) || 0 };
+  }).sort((a, b) => a.newer - b.newer || a.step - b.step).map(({ name, value }, n) => ({ name, value, kind: `v${n % 8}` }));
+  const earlier = parts.splice(0, Math.max(0, parts.length - NEWEST_VERSIONS));
+  if (!earlier.length) return parts;
+  const tokens = earlier.reduce((total, part) => total + part.value, 0);
+  return [{ name: many(earlier.length, "earlier version"), value: tokens, kind: "r4" }, ...parts];
+}
+
 const KINDS = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"];
 
-function ledger(view) {
+function ledger(view, policies) {
   const sum = (byVersion) => Object.values(byVersion).reduce((total, tokens) => total + tokens, 0);
   const sampled = sum(view.sampled), borrowed = sum(view.borrowed ?? {}), all = sampled + borrowed;
   if (!all) return h("p.dim", "No trial has ended yet.");
@@ -130,11 +146,10 @@ function ledger(view) {
   const rest = all - lost.reduce((total, part) => total + part.value, 0);
   const byVersion = { ...view.sampled };
   for (const [name, value] of Object.entries(view.borrowed ?? {})) byVersion[name] = (byVersion[name] ?? 0) + value;
-  const versions = Object.entries(byVersion).map(([name, value], n) => ({ name, value, kind: `v${n % 8}` }));
   return h("div.card", h("p", sampled || !borrowed ? [h("b", brief(sampled)), " tokens sampled by trials that have ended. "] : null,
       borrowed ? [h("b", brief(borrowed)), " tokens borrowed from the trials that this run scores anew. "] : null, h("span.dim", "By what becomes of them:")),
     shareBar("Tokens by the ledger", [{ name: "for the trainer", value: rest, kind: "r0" }, ...lost]),
-    h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versions));
+    h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versionParts(byVersion, policies)));
 }
 
 // All of a run's steps: there are hundreds, and each is a few hundred bytes. Mostly only the last one changes, so it is read again. A
