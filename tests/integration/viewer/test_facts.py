@@ -109,7 +109,7 @@ async def test_arguments_of_a_call_are_shown_with_the_digits_that_were_sampled(p
               const { items: [turn] } = await (await fetch("/sessions/by-hand/turns?limit=1")).json();
               return texts.map((text) => {
                 turn.reply.tool_calls = [{ id: "c", function: { name: "f", arguments: text } }];
-                const { node } = new Conversation([turn], { status: "open" }, new Recording());
+                const { node } = new Conversation([turn], new Recording());
                 const call = node.querySelector(".assistant .call");
                 call.open = true;
                 call.dispatchEvent(new Event("toggle"));

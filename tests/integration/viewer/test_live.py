@@ -14,6 +14,7 @@ from steno.contracts.rest import Completion, GroupSpec
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
+from tests.support.records.recordings import row
 from tests.support.records.shown_sessions import made_turn, record, straight
 from tests.support.workers.parrot import ParrotEngine, Say
 
@@ -163,19 +164,78 @@ async def test_a_turn_whose_proxy_died_is_not_live_and_is_not_read_again_and_aga
     await store.supersede("cut", cut.turn_id, last.turn_id)
     async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
         page = looker.page
-        await looker.go("sessions/cut", f"[data-turn='{lone.turn_id}'] .live")
-        assert await page.locator(".outline .live").count() == 1, "what was asked again has its end"
+        await looker.go("sessions/cut", f"[data-turn='{lone.turn_id}']")
         await page.click(f"[data-turn='{lone.turn_id}']")
-        await page.wait_for_selector("section.turn .live")
+        await page.wait_for_selector("section.turn >> text=partial")
+        for _ in range(2):
+            async with page.expect_response("**/ui/sessions/cut/live"):
+                pass
+        assert await page.locator(".live").count() == 0
         await proxy.steno.complete("cut", Completion(final=False))
         await page.wait_for_selector(".pill.completed")
-        await page.wait_for_selector("section.turn >> text=partial")
-        assert await page.locator(".live").count() == 0
         asked = len(looker.asked)
         for _ in range(2):
             async with page.expect_response("**/sessions/cut"):
                 pass
         assert [url for url in looker.asked[asked:] if "/turns" in url] == [] and looker.troubles == []
+
+
+async def test_an_open_turn_is_live_while_its_answer_is_under_way(browser: Any) -> None:
+    """Text and a call are on record before the second call is there."""
+    gates = {3: asyncio.Event()}
+    said = Say("ab", calls=[("own-1", "f", "{}"), ("own-2", "g", "{}")], gates=gates)
+    body = {"max_tokens": 100, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    async with running(ParrotEngine(lambda request: said)) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await proxy.http.post("/sessions/alive", json={})
+        asking = asyncio.create_task(proxy.http.post("/alive/v1/messages", json=body))
+        await proxy.turns("alive", at_least=1)
+        await looker.go("sessions/alive", ".turn-line .live")
+        recorded = page.locator("section.turn:not([data-live])")
+        assert await recorded.locator(".live").count() == 1 and await recorded.locator("text=partial").count() == 0
+        gates[3].set()
+        assert (await asking).status_code == 200
+        await page.wait_for_selector("section.turn:not([data-live]) .call:has-text('g')")
+        await page.wait_for_selector("section[data-live]", state="detached")
+        assert await page.locator(".live").count() == 0 and looker.troubles == []
+
+
+async def test_of_turns_before_a_new_one_only_the_open_ones_are_read_again(browser: Any) -> None:
+    """Its proxy died, and its client went on beside it; or its answer is long, and others come meanwhile."""
+    store, began = MemoryStore(), time.time() - 2000
+    turns = straight(7, 252, began)
+    cut = made_turn(8, 1, turns[0], began, partial=True, finish_reason="open")
+    *known, new = [turns[0], cut, *turns[1:]]
+    await record(store, Session(trial_id="cut", created_at=began, updated_at=began), known)
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await looker.go("sessions/cut", f"[data-turn='{known[-1].turn_id}']")
+        asked = len(looker.asked)
+        await store.commit("cut", new, row(new, parent=len(known) - 1), now=time.time())
+        await page.wait_for_selector(f"[data-turn='{new.turn_id}']")
+        pages = [url.partition("/turns?")[2] for url in looker.asked[asked:] if "/turns" in url]
+        assert sorted(pages) == ["start=1&limit=1", "start=252&limit=100"]
+        whole = made_turn(8, 1, turns[0], began)
+        whole.turn_id = cut.turn_id
+        await store.commit("cut", whole, row(whole, parent=0), now=time.time())
+        await page.click(f"[data-turn='{cut.turn_id}']")
+        await page.wait_for_selector(f"#turn-{cut.turn_id} footer >> text=tool_calls")
+        assert looker.troubles == []
+
+
+async def test_of_very_many_answers_that_end_at_once_all_are_shown_whole(browser: Any) -> None:
+    """Though of open turns that stay as they are only some are read again."""
+    store, began = MemoryStore(), time.time() - 60
+    turns = [made_turn(seed, 0, None, began, partial=True, finish_reason="open") for seed in range(12)]
+    await record(store, Session(trial_id="many", created_at=began, updated_at=began), turns)
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        await looker.go("sessions/many", ".turn-line.bad >> nth=11")
+        for seed, turn in enumerate(turns):
+            whole = made_turn(seed, 0, None, began)
+            whole.turn_id = turn.turn_id
+            await store.commit("many", whole, row(whole, parent=-1), now=time.time())
+        await looker.page.wait_for_selector(".turn-line.bad", state="detached")
+        assert await looker.page.locator(".turn-line").count() == 12 and looker.troubles == []
 
 
 async def test_a_request_that_is_refused_is_told_of_at_once_and_an_open_fold_stays_open(

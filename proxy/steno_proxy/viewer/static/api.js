@@ -80,3 +80,8 @@ export async function lookAgain(look, everyMs, signal) {
   };
   setTimeout(again, everyMs);
 }
+// One turn, as it is on record now; none where it is not on record any more.
+export async function turnAt(trial, index, signal) {
+  return (await get(trialPath(trial, "/turns"), { start: index, limit: 1 }, signal)).items;
+}
+

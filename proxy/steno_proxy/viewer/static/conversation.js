@@ -9,19 +9,19 @@ import { contentText, meanLogprob, sampled } from "./record.js";
 const ROLES = { system: "System", developer: "Developer", user: "User", assistant: "Assistant", tool: "Tool" };
 
 export class Conversation {
-  constructor(path, session, recording) {
+  constructor(path, recording) {
     this.recording = recording;
     this.node = h("div.conversation");
     this.parts = new Map();
-    this.grow(path, session);
+    this.grow(path);
   }
 
   // Turns that are new are added; one that has changed is drawn again.
-  grow(path, session) {
+  grow(path) {
     const names = callNames(path);
     path.forEach((turn, at) => {
       const known = this.parts.get(turn.turn_id);
-      const live = this.recording.goesOn(turn, session);
+      const live = this.recording.isLive(turn);
       if (known && known.live === live && known.finish === turn.finish_reason && known.tokens === sampled(turn) && known.delivered === turn.delivered && known.superseded === turn.superseded_by) return;
       const node = section(turn, path[at - 1], names, this.recording, live);
       if (known) known.node.replaceWith(node);

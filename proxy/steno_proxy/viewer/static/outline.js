@@ -48,20 +48,20 @@ export class Outline {
     });
   }
 
-  draw(path, current, session) {
+  draw(path, current) {
     const on = new Set(path);
     const rows = this.recording.rows();
     const longest = Math.max(0.001, ...rows.map(({ turn }) => lastMoment(turn) - turn.timings.queued));
     put(this.head, "Turns ", h("span.dim", String(rows.length)),
       this.recording.leaves.length > 1 ? h("span.dim", ` · ${this.recording.leaves.length} branches`) : null);
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.turn : null;
-    put(this.list, rows.map((row) => this.line(row, on, current, longest, session)));
+    put(this.list, rows.map((row) => this.line(row, on, current, longest)));
     if (focused) this.list.querySelector(`[data-turn="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  line({ turn, depth }, on, current, longest, session) {
+  line({ turn, depth }, on, current, longest) {
     const took = lastMoment(turn) - turn.timings.queued;
-    const live = this.recording.goesOn(turn, session);
+    const live = this.recording.isLive(turn);
     const bad = turn.error || turn.unreadable || (turn.partial && !live);
     const state = [on.has(turn.turn_id) ? "on" : "off", bad ? "bad" : "", turn.superseded_by ? "gone" : ""].filter(Boolean).join(" ");
     return h("li", { style: { "--depth": Math.min(depth, 12) } },

@@ -7,6 +7,7 @@ export class Recording {
     this.turns = [];
     this.byId = new Map();
     this.children = new Map();
+    this.underWay = new Set(); // ids of turns whose answers the proxy is sampling now
   }
 
   // Takes pages as they come; a turn that was open is replaced by what became of it. A page tells of the retries that were known
@@ -35,13 +36,15 @@ export class Recording {
     return this.byId.get(turnId);
   }
 
-  // An open turn may get its end. One that was asked again, or that another goes on from, gets none: its proxy is gone.
-  waits(turn) {
-    return turn.finish_reason === OPEN && !turn.superseded_by && !this.children.has(turn.turn_id);
+  // Open turns that may get their end, the newest first. One that was asked again, or that another goes on from, gets none: its
+  // proxy is gone.
+  get waiting() {
+    const waits = (turn) => turn.finish_reason === OPEN && !turn.superseded_by && !this.children.has(turn.turn_id);
+    return this.turns.filter(waits).reverse();
   }
 
-  goesOn(turn, session) {
-    return session.status === "open" && this.waits(turn);
+  isLive(turn) {
+    return turn.finish_reason === OPEN && this.underWay.has(turn.turn_id);
   }
 
   below(turnId) {

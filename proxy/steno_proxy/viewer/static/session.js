@@ -1,6 +1,6 @@
 // One session: what is known of it, its tree, and what was said on one path of it. A running one grows.
 
-import { get, trialPath, turnsFrom } from "./api.js";
+import { get, trialPath, turnAt, turnsFrom } from "./api.js";
 import { Conversation } from "./conversation.js";
 import { h, put, say } from "./dom.js";
 import { brief, count, many, nodes, plain, reward, seconds, time } from "./format.js";
@@ -8,7 +8,7 @@ import { Outline } from "./outline.js";
 import { chips, fact, fold, rewardOf, statusPill } from "./pieces.js";
 import { watched } from "./reach.js";
 import { Raw } from "./raw.js";
-import { Recording } from "./record.js";
+import { OPEN, Recording } from "./record.js";
 import { Timeline } from "./timeline.js";
 import { TokenView } from "./tokens.js";
 import { UnderWay } from "./under_way.js";
@@ -18,6 +18,8 @@ const LATER_MS = 5000;
 // After the end of a session: for as long a reward is waited for, and what else was still on its way.
 const REWARD_S = 600;
 const SETTLED_S = 30;
+// After so many open turns that are as they were, no older one is read again: those of a dead proxy stay open for good.
+const STILL_OPEN = 8;
 const DELETED = "This session has been deleted. What is shown here is not on record any more.";
 const TABS = [["conversation", "Conversation"], ["tokens", "Tokens"], ["timeline", "Timeline"], ["record", "Record"]];
 
@@ -40,7 +42,7 @@ class SessionPage {
     this.head = h("div.session-head");
     this.tabs = h("div.tabs", { role: "tablist", "aria-label": "What is shown" });
     this.panel = h("section.panel", { role: "tabpanel", tabindex: -1, id: "panel" });
-    this.underWay = new UnderWay(session.trial_id, signal, () => this.look());
+    this.underWay = new UnderWay(session.trial_id, signal, () => this.look(), (turnIds) => this.saying(turnIds));
     this.outline = new Outline(this.recording, (turnId) => this.choose(turnId, true));
     put(main, h("div.page.session", this.head, h("div.columns", this.outline.node, h("div.right", this.tabs, this.panel, this.underWay.node))));
     this.drawHead();
@@ -75,7 +77,7 @@ class SessionPage {
       this.leaf = turnId === null ? null : this.recording.newestLeaf(turnId)?.turn_id ?? null;
       this.draw();
     }
-    this.outline.draw(this.shown ?? [], turnId, this.session);
+    this.outline.draw(this.shown ?? [], turnId);
     if (chosen && turnId) this.view?.scrollTo?.(turnId);
   }
 
@@ -90,7 +92,7 @@ class SessionPage {
       return;
     }
     const made = {
-      conversation: () => new Conversation(path, this.session, this.recording),
+      conversation: () => new Conversation(path, this.recording),
       tokens: () => new TokenView(path, this.session, this.purpose),
       timeline: () => new Timeline(this.recording, (turnId) => { this.go("conversation"); this.choose(turnId, true); }),
       record: () => new Raw(path, this.session),
@@ -193,7 +195,6 @@ class SessionPage {
   async lookOnce() {
     const now = await get(trialPath(this.session.trial_id), {}, this.signal);
     const known = this.recording.turns.length;
-    const unfinished = this.recording.turns.findIndex((turn) => this.recording.waits(turn));
     const same = now.updated_at === this.session.updated_at && now.status === this.session.status && now.counts.turns === known;
     if (same) {
       if (told(now) === told(this.session)) return;
@@ -203,13 +204,33 @@ class SessionPage {
     }
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     const before = this.recording.get(this.leaf);
-    await turnsFrom(now.trial_id, unfinished < 0 ? known : unfinished, (items) => this.recording.take(items), this.signal);
+    await this.readNews(known);
     this.session = now;
     this.followRetry(before);
     this.drawHead();
     if (this.recording.turns.length > known) say(`${many(this.recording.turns.length - known, "new turn")}`);
     this.grow();
     if (bottom) scrollTo({ top: document.documentElement.scrollHeight });
+  }
+
+  // The turns from this number on, and what has become of the open ones before it.
+  async readNews(known) {
+    const { recording, session, signal } = this;
+    const { waiting } = recording;
+    await turnsFrom(session.trial_id, known, (items) => recording.take(items), signal);
+    let same = 0;
+    for (const turn of waiting) {
+      recording.take(await turnAt(session.trial_id, turn.index, signal));
+      same = recording.get(turn.turn_id) === turn ? same + 1 : 0;
+      if (same === STILL_OPEN) return;
+    }
+  }
+
+  // These turns' answers are under way: of an open turn, that says whether it goes on.
+  saying(turnIds) {
+    const { recording } = this;
+    recording.underWay = turnIds;
+    if (recording.turns.some((turn) => turn.finish_reason === OPEN)) this.grow();
   }
 
   // The answer at the end of what is shown did not reach the client, who asked again: the conversation goes on there.
@@ -232,7 +253,7 @@ class SessionPage {
       this.shown = path.map((turn) => turn.turn_id);
       this.view.grow(path, this.session);
     } else this.draw();
-    this.outline.draw(this.shown, this.leaf, this.session);
+    this.outline.draw(this.shown, this.leaf);
   }
 }
 

@@ -8,10 +8,12 @@ const LOOK_MS = 300;
 
 export class UnderWay {
   // ended: is called, and waited for, before answers that are over are taken away: their turns are on record then.
-  constructor(trial, signal, ended) {
+  // changed: is called with the ids of the turns whose answers are under way, where these are others than before.
+  constructor(trial, signal, ended, changed) {
     this.trial = trial;
     this.signal = signal;
     this.ended = ended;
+    this.changed = changed;
     this.parts = new Map();
     this.node = h("div.under-way");
   }
@@ -35,6 +37,7 @@ export class UnderWay {
     this.stopped = true;
     this.parts.clear();
     this.node.replaceChildren();
+    this.changed(new Set());
   }
 
   async look() {
@@ -48,7 +51,9 @@ export class UnderWay {
       this.parts.get(id).node.remove();
       this.parts.delete(id);
     }
+    const others = over.length || items.some((item) => !this.parts.has(item.turn_id));
     for (const item of items) this.show(item);
+    if (others) this.changed(now);
     if (bottom && items.length) scrollTo({ top: document.documentElement.scrollHeight });
   }
 
