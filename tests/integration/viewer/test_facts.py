@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import pytest
 
-from tests.integration.http.conftest import Proxy
+from steno.contracts.records import Session
+from steno.contracts.rest import GroupSpec
+from steno_proxy.store.memory.store import MemoryStore
+from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
+from tests.support.records.shown_sessions import made_turn, record
 
 pytestmark = pytest.mark.viewer
 
@@ -119,3 +125,30 @@ async def test_arguments_of_a_call_are_shown_with_the_digits_that_were_sampled(p
             [*split, *whole],
         )
         assert shown == [None, None, *whole]
+
+
+async def test_integers_that_no_float_holds_are_shown_as_they_are_on_record(browser: Any) -> None:
+    """In the record, in a tool's schema, in a group's task, and where a value is shown by itself."""
+    exact, rounded, store, now = 2**53 + 1, 2**53, MemoryStore(), time.time()
+    tool = {"type": "function", "function": {"name": "at", "parameters": {"maximum": exact}}}
+    asked = {"seed": exact, "least": -exact, "even": rounded, "text": f'"a": {exact},'}
+    turn = made_turn(1, 0, None, now, asked=asked, tools=[tool])
+    await record(store, Session(trial_id="exact", created_at=now, updated_at=now, metadata={"agent": exact}), [turn])
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await proxy.steno.create_group(GroupSpec(group_id="seeded", size=1, task={"seed": exact}))
+        await looker.go("sessions/exact?tab=record", ".raw details")
+        await page.click(".raw details summary")
+        await page.click(".raw details button.rest")
+        shown = json.loads(await page.text_content(".raw details .said.code"))
+        assert (shown["asked"], shown["tools"]) == (asked, [tool])
+        assert await page.text_content(".fact:has(dt:text-is('Agent')) dd") == str(exact)
+        await page.click("role=tab[name=Conversation]")
+        await page.click("summary:has-text('1 tool')")
+        await page.click(".tools summary")
+        assert json.loads(await page.text_content(".tools .said.code")) == tool
+        await looker.go("groups/seeded", f".task summary >> text={exact}")
+        await page.click(".task summary")
+        assert json.loads(await page.text_content(".task .said.code")) == {"seed": exact}
+        await looker.go("sessions", f"table.rows .chip:text-is('{exact}')")
+        assert looker.troubles == []

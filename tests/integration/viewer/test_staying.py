@@ -19,8 +19,8 @@ from tests.support.records.shown_sessions import long_session, made_turn, record
 pytestmark = pytest.mark.viewer
 
 LEFT = """
-const read = Response.prototype.json;
-Response.prototype.json = function () {
+const read = Response.prototype.text;
+Response.prototype.text = function () {
   if (!this.url.includes("/turns")) return read.call(this);
   return new Promise((_, no) => addEventListener("hashchange", () => no(new DOMException("left", "AbortError"))));
 };

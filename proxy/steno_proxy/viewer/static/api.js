@@ -44,7 +44,7 @@ async function told(answer) {
   if (answer.status === 204) return null;
   let body = null;
   try {
-    body = await answer.json();
+    body = read(await answer.text());
   } catch (error) {
     if (!(error instanceof SyntaxError)) throw error; // the page was left, or the connection broke
     throw new Refused(answer.status, `the proxy answered ${answer.status}, without JSON`);
@@ -56,6 +56,21 @@ async function told(answer) {
   }
   return body;
 }
+
+// An integer whose digits no float keeps (a seed, an id in a task) is read as a BigInt, which JSON.stringify writes with these digits.
+// Old browsers don't tell the digits. Reading so takes ten times as long, so only a text that has such a long number is read so.
+const LONG_NUMBER = /[-:,[\s]\d{16}/;
+
+function read(text) {
+  return JSON.rawJSON && LONG_NUMBER.test(text) ? JSON.parse(text, exact) : JSON.parse(text);
+}
+
+function exact(_, value, { source }) {
+  const large = typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER;
+  return large && /^-?\d+$/.test(source) && String(value) !== source ? BigInt(source) : value;
+}
+
+if (JSON.rawJSON) BigInt.prototype.toJSON = function toJSON() { return JSON.rawJSON(String(this)); };
 
 export const trialPath = (trial, rest = "") => `sessions/${encodeURIComponent(trial)}${rest}`;
 
@@ -69,6 +84,11 @@ export async function turnsFrom(trial, start, each, signal) {
   }
 }
 
+// One turn, as it is on record now; none where it is not on record any more.
+export async function turnAt(trial, index, signal) {
+  return (await get(trialPath(trial, "/turns"), { start: index, limit: 1 }, signal)).items;
+}
+
 // Looks now, and again every so often while the page can be seen, until it is left. Fails only if the first look does; of
 // later ones that fail `watched` tells.
 export async function lookAgain(look, everyMs, signal) {
@@ -80,8 +100,3 @@ export async function lookAgain(look, everyMs, signal) {
   };
   setTimeout(again, everyMs);
 }
-// One turn, as it is on record now; none where it is not on record any more.
-export async function turnAt(trial, index, signal) {
-  return (await get(trialPath(trial, "/turns"), { start: index, limit: 1 }, signal)).items;
-}
-
