@@ -337,10 +337,12 @@ def test_sandboxes_reach_the_resolver_and_the_agents_port_only() -> None:
 
 def test_the_resolvers_pods_may_listen_on_another_port() -> None:
     """Policies see the pod's port, not the Service's: OpenShift's resolver listens on 5353."""
-    manifests = render("whole", "--set-json", "networkPolicy.dnsPorts=[53,5353]")
-    both = [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]
-    for name in ("run-steno", "run-steno-sandboxes"):
-        assert only(manifests, "NetworkPolicy", name)["spec"]["egress"][0]["ports"] == both
+    # null: `helm upgrade --reuse-values` of a release that had no such value. A rule without ports is one for all ports.
+    for given, ports in (("[53,5353]", (53, 5353)), ("null", (53,))):
+        manifests = render("whole", "--set-json", f"networkPolicy.dnsPorts={given}")
+        both = [{"protocol": protocol, "port": port} for port in ports for protocol in ("UDP", "TCP")]
+        for name in ("run-steno", "run-steno-sandboxes"):
+            assert only(manifests, "NetworkPolicy", name)["spec"]["egress"][0]["ports"] == both
 
 
 def test_sandboxes_reach_the_ingress_that_agents_are_pointed_at() -> None:
