@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 _TAKEN: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, list[Callable[[], object]]]] = WeakKeyDictionary()
@@ -51,12 +52,10 @@ def hangup_taken(call: Callable[[], object]) -> Iterator[None]:
         if came:
             return
         came = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
         for output in terminals:
             if not os.isatty(output):  # else somebody sent the signal by hand
-                os.dup2(nowhere, output)
-        os.close(nowhere)
+                os.dup2(nowhere.fileno(), output)
         call()
 
-    with taken(hung_up, signal.SIGHUP):
+    with Path(os.devnull).open("wb") as nowhere, taken(hung_up, signal.SIGHUP):
         yield
