@@ -181,9 +181,10 @@ class ProxyConnection:
                 open_timeout=HANDSHAKE_S, close_timeout=SETTLE_S, user_agent_header="steno-worker",
                 additional_headers={"Authorization": f"Bearer {key}"} if key else None,
             )  # fmt: skip
-        except (OSError, TimeoutError, WebSocketException, ValueError) as error:
+        except (OSError, TimeoutError, WebSocketException, ValueError, ImportError) as error:
             # ConnectionClosed: reset between accept and handshake, as by a load balancer whose proxy has just gone.
             # ValueError: what stands in the way (an HTTP proxy, a redirect) names an address that is none
+            # ImportError: a SOCKS proxy stands in the way, and python-socks is not installed
             logger.warning("can't reach %s: %s", self.url, unreachable(error))
             return False
         if self._stop.is_set():  # told to leave while this was dialled: nobody would take leave on it

@@ -42,6 +42,24 @@ async def test_a_redirect_to_https_is_named_and_tried_again_while_the_other_prox
     assert "HTTP 308" in told()[0] and "wss://HOST:PORT" in told()[0]
 
 
+async def test_a_socks_proxy_without_its_package_is_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("https_proxy", "socks5h://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    def told() -> list[str]:
+        return [text for record in caplog.records if "ws://proxy.test" in (text := record.getMessage())]
+
+    async with relay() as running:
+        proxies = [f"ws://127.0.0.1:{running.port}", "ws://proxy.test:1"]
+        worker = await running.worker(proxy=proxies, connected=False)
+        await until(lambda: len(told()) >= 2)
+        await until(lambda: worker.metric("steno_worker_proxies") == 1)
+        assert ids_of(await drain(running.open(5))) == list(range(5)) and not worker.task.done()
+    assert "python-socks" in told()[0]
+
+
 async def test_a_connection_that_fails_is_told_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
