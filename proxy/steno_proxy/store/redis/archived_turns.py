@@ -9,8 +9,9 @@ from collections import OrderedDict
 from steno.contracts.records import Turn
 from steno_proxy.store.places import ArchivePlace, ArchiveReader
 
-KEPT_BYTES = 16 << 20
-"""Of the archive's own (packed) bytes; the session that was read last is kept in any case."""
+KEPT_BYTES, KEPT_TURNS = 16 << 20, 5_000
+"""Packed bytes, and turns, of all that is kept: a turn takes some 10 KB of memory, or three times its packed bytes. The session
+that was read last is kept in any case."""
 KEPT_S = 30.0
 """After the last page that was asked for."""
 
@@ -34,8 +35,12 @@ class ArchivedTurns:
     def _keep(self, place: ArchivePlace, turns: list[Turn]) -> None:
         self._let_go(place)  # two may have read it at once
         self._kept[place] = turns, asyncio.get_running_loop().call_later(KEPT_S, self._let_go, place)
-        while len(self._kept) > 1 and sum(kept.length for kept in self._kept) > KEPT_BYTES:
+        while len(self._kept) > 1 and self._is_too_much():
             self._let_go(next(iter(self._kept)))
+
+    def _is_too_much(self) -> bool:
+        turns = sum(len(turns) for turns, _ in self._kept.values())
+        return turns > KEPT_TURNS or sum(place.length for place in self._kept) > KEPT_BYTES
 
     def _let_go(self, place: ArchivePlace) -> list[Turn] | None:
         if place not in self._kept:

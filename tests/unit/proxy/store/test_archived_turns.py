@@ -63,6 +63,16 @@ async def test_of_several_the_newest_are_kept_as_far_as_there_is_room() -> None:
     assert shelf.reads == [*"abcabc", "large"]
 
 
+async def test_turns_that_pack_well_have_a_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archived_turns, "KEPT_TURNS", 500)
+    turns = ArchivedTurns(shelf := Shelf())
+    for trial_id in "abc":
+        await indices(turns, trial_id, 0, 1)
+    for trial_id in "bca":
+        await indices(turns, trial_id, 100, 1)
+    assert shelf.reads == list("abca")
+
+
 async def test_what_nobody_asks_for_any_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archived_turns, "KEPT_S", 0.01)
     turns = ArchivedTurns(Shelf())
