@@ -78,12 +78,12 @@ async def reader(request: Request) -> None:
     services(request).keys.check_reader(key_of(request.scope["headers"]), reading_cookies(request))
 
 
-def reading_cookies(request: Request) -> list[bytes]:
+def reading_cookies(request: Request) -> dict[str, bytes]:
     """What may be the cookie of `/ui`, where it counts: for GET, from the page itself. Browsers send it with requests of pages at
     other ports of the same host, too, and say so."""
     if request.method != "GET" or request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        return []
-    return list(cookies_of(request.headers.get("cookie", "").encode("latin-1")).values())
+        return {}
+    return cookies_of(request.headers.get("cookie", "").encode("latin-1"))
 
 
 async def key_of_a_run(request: Request) -> None:

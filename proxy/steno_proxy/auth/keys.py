@@ -27,7 +27,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from steno.contracts.errors import Forbidden, StoreUnavailable, Unauthorized
 from steno.contracts.rest import RUN_KEY
@@ -39,6 +39,7 @@ _BEARER = b"bearer "
 _AGENT = re.compile(rb"sk-steno-(?:([1-9][0-9]{0,8})-)?[A-Za-z0-9_-]{32}")
 FIRST = 1
 """Generation of the key that a trial begins with."""
+NO_COOKIES: Mapping[str, bytes] = {}
 
 
 class Keyring:
@@ -162,14 +163,14 @@ class Keyring:
         if self.enabled:
             self._check(key, [*self._admin, *self._metrics], "control")
 
-    def check_reader(self, key: bytes | None, cookies: Collection[bytes] = ()) -> None:
+    def check_reader(self, key: bytes | None, cookies: Mapping[str, bytes] = NO_COOKIES) -> None:
         """The admin key, a viewer key, or a cookie that was given for one of them: for what reads. Raises: Unauthorized,
         Forbidden, StoreUnavailable."""
         if not self.enabled or (key is None and self.is_reader(None, cookies)):
             return
         self._check(key, [*self._admin, *self._viewers], "control")
 
-    def is_reader(self, key: bytes | None, cookies: Collection[bytes] = ()) -> bool:
+    def is_reader(self, key: bytes | None, cookies: Mapping[str, bytes] = NO_COOKIES) -> bool:
         """As `check_reader`, for those who may read by another key as well. A key counts for more than a cookie. Raises:
         StoreUnavailable: whether a cookie is good is not known yet."""
         if not self.enabled:
@@ -177,18 +178,14 @@ class Keyring:
         good = [*self._admin, *self._viewers]
         if key is not None:
             return _is_one_of(key, good)
-        return any(self.holds(cookie) for cookie in cookies)
-
-    def holds(self, cookie: bytes) -> bool:
-        """Whether it was given here, for a key that is still good. Raises: StoreUnavailable."""
-        self.check_settled()
-        return viewer_cookie.holds(cookie, self._secrets, [*self._admin, *self._viewers])
+        names = self.cookie_names if cookies else []
+        return any(viewer_cookie.holds(cookies[name], self._secrets, good) for name in names if name in cookies)
 
     @property
-    def cookie_name(self) -> str:
-        """Raises: StoreUnavailable."""
+    def cookie_names(self) -> list[str]:
+        """Under which browsers have our cookies; the first is given to new ones. Raises: StoreUnavailable."""
         self.check_settled()
-        return viewer_cookie.name_of(self._secrets[0])
+        return [viewer_cookie.name_of(secret) for secret in self._secrets]
 
     def viewer_cookie(self, key: bytes | None) -> str:
         """The cookie of a browser whose person has shown this key. Raises: Unauthorized, Forbidden, StoreUnavailable."""

@@ -18,8 +18,6 @@ import time
 from collections.abc import Sequence
 
 PREFIX = "steno_viewer_"
-MOST = 16
-"""Cookies of a browser that are looked at, its newest ports' among them or not."""
 LASTS_S = 12 * 3600
 """A working day: whoever comes back the next morning shows the key again."""
 
@@ -48,8 +46,7 @@ def holds(cookie: bytes, secrets: Sequence[bytes], keys: Sequence[bytes]) -> boo
 def cookies_of(header: bytes) -> dict[str, bytes]:
     """By name, those in a `Cookie` header that a proxy made, this one or another."""
     pairs = (pair.strip().partition(b"=") for pair in header.split(b";"))
-    ours = [(name.decode("latin-1"), value) for name, _, value in pairs if name.startswith(PREFIX.encode())]
-    return dict(ours[:MOST])
+    return {name.decode("latin-1"): value for name, _, value in pairs if name.startswith(PREFIX.encode())}
 
 
 def _signature(secret: bytes, key: bytes, expires: bytes) -> str:

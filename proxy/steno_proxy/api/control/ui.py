@@ -75,16 +75,14 @@ async def login(request: Request, body: ViewerLogin) -> Response:
     found = services(request)
     if found.keys.enabled:
         value = found.keys.viewer_cookie(body.key.get_secret_value().strip().encode())
-        return _with_cookies(request, {found.keys.cookie_name: value}, viewer_cookie.LASTS_S)
+        return _with_cookies(request, {found.keys.cookie_names[0]: value}, viewer_cookie.LASTS_S)
     return Response(status_code=204)
 
 
 @router.post("/ui/logout")
 async def logout(request: Request) -> Response:
     _own_page(request)
-    keys, sent = services(request).keys, request.headers.get("cookie", "").encode("latin-1")
-    here = [name for name, value in viewer_cookie.cookies_of(sent).items() if keys.holds(value)]
-    return _with_cookies(request, dict.fromkeys([keys.cookie_name, *here], ""), 0)
+    return _with_cookies(request, dict.fromkeys(services(request).keys.cookie_names, ""), 0)
 
 
 def _with_cookies(request: Request, values: Mapping[str, str], lasts_s: int) -> Response:

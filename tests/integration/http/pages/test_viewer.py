@@ -26,8 +26,9 @@ async def logged_in(proxy: Proxy, key: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def with_cookie(proxy: Proxy, value: str) -> int:
+    [name] = proxy.app.state.services.keys.cookie_names
     async with httpx.AsyncClient(base_url=proxy.url, timeout=60) as client:
-        return (await client.get("/sessions", headers={"cookie": f"{viewer_cookie.PREFIX}0={value}"})).status_code
+        return (await client.get("/sessions", headers={"cookie": f"{name}={value}"})).status_code
 
 
 def read_paths(proxy: Proxy) -> list[str]:
@@ -121,7 +122,7 @@ async def test_another_replica_takes_the_cookie_and_it_ends_with_its_key() -> No
 
 
 async def test_two_proxies_of_one_host_do_not_log_each_others_browsers_out() -> None:
-    """Browsers keep cookies by host, whatever the port."""
+    """Browsers keep cookies by host, whatever the port, and send the oldest first."""
     other = {**KEYS, "trial_secret": "another"}
     async with (
         running(**KEYS, worker=False) as one,
