@@ -238,6 +238,32 @@ async def test_of_very_many_answers_that_end_at_once_all_are_shown_whole(browser
         assert await looker.page.locator(".turn-line").count() == 12 and looker.troubles == []
 
 
+async def test_of_many_answers_under_way_the_oldest_is_live_and_its_end_is_shown(browser: Any) -> None:
+    """The texts of the newest are sent, and the ids of all."""
+    store, began = MemoryStore(), time.time() - 60
+    turns = [made_turn(seed, 0, None, began, partial=True, finish_reason="open") for seed in range(12)]
+    await record(store, Session(trial_id="many", created_at=began, updated_at=began), turns)
+    under_way = [turn.turn_id for turn in turns]
+    said = {"queued": began, "tokens": 1, "reasoning": "", "content": "so far", "calls": [], "cut": False}
+
+    def live() -> dict[str, Any]:
+        return {"items": [{"turn_id": name, **said} for name in under_way[-8:]], "older": under_way[:-8]}
+
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        await page.route("**/ui/sessions/many/live", lambda route: route.fulfill(json=live()))
+        await looker.go("sessions/many", ".turn-line .live >> nth=11")
+        assert await page.locator("section[data-live]").count() == 8
+        for _ in range(2):  # behind the second one, eight that go on are looked at first
+            turn = turns[len(turns) - len(under_way)]
+            whole = made_turn(turns.index(turn), 0, None, began)
+            whole.turn_id = under_way.pop(0)
+            await store.commit("many", whole, row(whole, parent=-1), now=time.time())
+            await page.wait_for_selector(f".turn-line[data-turn='{whole.turn_id}'] .weight:not(:has(.live))")
+            assert await page.locator(f".turn-line.bad[data-turn='{whole.turn_id}']").count() == 0
+        assert await page.locator(".turn-line .live").count() == 10 and looker.troubles == []
+
+
 async def test_a_request_that_is_refused_is_told_of_at_once_and_an_open_fold_stays_open(
     proxy: Proxy, browser: Any
 ) -> None:

@@ -63,13 +63,20 @@ async def test_a_chart_of_very_many_points_is_drawn(proxy: Proxy, browser: Any) 
         assert told == "Many: 0 at step 299999, between 0 and 6"
 
 
-async def test_a_runs_newest_versions_are_told_apart_and_stay_while_nothing_changes(proxy: Proxy, browser: Any) -> None:
+@pytest.mark.parametrize(
+    "served",
+    [{"version": "b/4004", "workers": {}}, {"version": None, "workers": {"b/4004": ["w"]}}],
+    ids=["pushed", "verl"],
+)
+async def test_a_runs_newest_versions_are_told_apart_and_stay_while_nothing_changes(
+    served: dict[str, Any], proxy: Proxy, browser: Any
+) -> None:
     """A trainer made a version each step, crashed, and a start of it goes on from an earlier step. The answer has no order."""
     run, policy = [(await proxy.http.get(path)).json() for path in (f"/runs/{RUN}", "/policy")]
     names = ["unknown", *(f"a/{step}" for step in range(4994)), *(f"b/{step}" for step in range(4000, 4005))]
     random.Random(1).shuffle(names)
     run["sampled"], run["borrowed"] = dict.fromkeys(names, 1), {"b/4004": 1}
-    policy["items"] = [{"policy": "default", "version": "b/4004", "workers": {}}]
+    policy["items"] = [{"policy": "default", **served}]
     async with looking(browser, proxy.url) as looker:
         page = looker.page
         await page.route(f"**/runs/{RUN}", lambda route: route.fulfill(json=run))

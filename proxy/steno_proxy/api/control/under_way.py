@@ -40,12 +40,16 @@ class LiveAnswer(BaseModel):
 
 
 class LiveAnswers(BaseModel):
+    """older: turn ids of the other answers that are being sampled."""
+
     items: list[LiveAnswer]
+    older: list[str]
 
 
 @router.get("/ui/sessions/{trial_id}/live", dependencies=[Depends(reader), Depends(known_query)])
 async def what_is_being_said(request: Request, trial_id: Annotated[str, Path(pattern=TRIAL_ID)]) -> Response:
-    found = services(request).recorder.under_way(trial_id, MOST_LETTERS)[-MOST_ANSWERS:]
+    found = services(request).recorder.under_way(trial_id, MOST_LETTERS)
+    older = [answer.turn_id for answer in found[:-MOST_ANSWERS]]
     items = [
         LiveAnswer(
             turn_id=answer.turn_id,
@@ -56,6 +60,6 @@ async def what_is_being_said(request: Request, trial_id: Annotated[str, Path(pat
             calls=[CallSoFar(name=name, arguments=arguments) for name, arguments in answer.calls],
             cut=answer.cut,
         )
-        for answer in found
+        for answer in found[-MOST_ANSWERS:]
     ]
-    return encoded(request, LiveAnswers(items=items))
+    return encoded(request, LiveAnswers(items=items, older=older))

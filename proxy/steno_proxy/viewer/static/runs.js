@@ -79,7 +79,7 @@ async function draw(run, parts, signal) {
     view.trainer ? fact("Trainer", plain(view.trainer.name), h("small", view.trainer.heard_s === null ? " has left" : ` heard ${seconds(view.trainer.heard_s)} ago`)) : null,
     policies.items.map((policy) => fact(`Version of ${plain(policy.policy)}`, h("span.mono", plain(policy.version ?? Object.keys(policy.workers).join(", ")) || "–"))));
   update(parts.charts, rewardCharts(ended), part ? h("p.dim", `Trials: ${part}.`) : null);
-  update(parts.ledger, ledger(view, policies.items));
+  update(parts.ledger, ledger(view, newestLineages(policies.items, parts.steps.items)));
   if (parts.steps.changes !== parts.drawn) put(parts.stepped, stepCharts(parts.steps.items));
   parts.drawn = parts.steps.changes;
 }
@@ -122,13 +122,20 @@ function rewardCharts(ended) {
 
 const NEWEST_VERSIONS = 12;
 
-// Tokens by version, the newest version last; all earlier ones are one part. A version is `lineage/step`. The lineage that a policy
-// serves now is newer than any other, also while it takes steps again that a crash has lost.
-function versionParts(byVersion, policies) {
-  const served = new Set(policies.map(({ version }) => version?.split("/")[0]));
+const lineageOf = (version) => version.split("/")[0];
+
+// A version is `lineage/step`. The lineages that policies serve now, and that of the trainer's newest step, are newer than any other, also
+// while steps are taken again that a crash has lost. A policy has no version of its own where somebody else brings the weights (verl).
+function newestLineages(policies, steps) {
+  const versions = policies.flatMap(({ version, workers }) => (version ? [version] : Object.keys(workers)));
+  return new Set([...versions, ...steps.slice(-1).flatMap((step) => step.version ?? [])].map(lineageOf));
+}
+
+// Tokens by version, the newest version last; all earlier ones are one part.
+function versionParts(byVersion, newest) {
   const parts = Object.entries(byVersion).map(([name, value]) => {
     const [lineage, step] = name.split("/");
-    return { name, value, newer: served.has(lineage), step: Number.parseInt(step, 10) || 0 };
+    return { name, value, newer: newest.has(lineage), step: Number.parseInt(step, 10) || 0 };
   }).sort((a, b) => a.newer - b.newer || a.step - b.step).map(({ name, value }, n) => ({ name, value, kind: `v${n % 8}` }));
   const earlier = parts.splice(0, Math.max(0, parts.length - NEWEST_VERSIONS));
   if (!earlier.length) return parts;
@@ -138,7 +145,7 @@ function versionParts(byVersion, policies) {
 
 const KINDS = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"];
 
-function ledger(view, policies) {
+function ledger(view, newest) {
   const sum = (byVersion) => Object.values(byVersion).reduce((total, tokens) => total + tokens, 0);
   const sampled = sum(view.sampled), borrowed = sum(view.borrowed ?? {}), all = sampled + borrowed;
   if (!all) return h("p.dim", "No trial has ended yet.");
@@ -149,7 +156,7 @@ function ledger(view, policies) {
   return h("div.card", h("p", sampled || !borrowed ? [h("b", brief(sampled)), " tokens sampled by trials that have ended. "] : null,
       borrowed ? [h("b", brief(borrowed)), " tokens borrowed from the trials that this run scores anew. "] : null, h("span.dim", "By what becomes of them:")),
     shareBar("Tokens by the ledger", [{ name: "for the trainer", value: rest, kind: "r0" }, ...lost]),
-    h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versionParts(byVersion, policies)));
+    h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versionParts(byVersion, newest)));
 }
 
 // All of a run's steps: there are hundreds, and each is a few hundred bytes. Mostly only the last one changes, so it is read again. A

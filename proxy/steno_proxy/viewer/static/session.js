@@ -18,7 +18,8 @@ const LATER_MS = 5000;
 // After the end of a session: for as long a reward is waited for, and what else was still on its way.
 const REWARD_S = 600;
 const SETTLED_S = 30;
-// After so many open turns that are as they were, no older one is read again: those of a dead proxy stay open for good.
+// After so many open turns that are as they were, an older one is read again only if it was under way: those of a dead proxy stay open
+// for good.
 const STILL_OPEN = 8;
 const DELETED = "This session has been deleted. What is shown here is not on record any more.";
 const TABS = [["conversation", "Conversation"], ["tokens", "Tokens"], ["timeline", "Timeline"], ["record", "Record"]];
@@ -220,9 +221,9 @@ class SessionPage {
     await turnsFrom(session.trial_id, known, (items) => recording.take(items), signal);
     let same = 0;
     for (const turn of waiting) {
+      if (same >= STILL_OPEN && !recording.underWay.has(turn.turn_id)) continue;
       recording.take(await turnAt(session.trial_id, turn.index, signal));
       same = recording.get(turn.turn_id) === turn ? same + 1 : 0;
-      if (same === STILL_OPEN) return;
     }
   }
 

@@ -15,6 +15,7 @@ export class UnderWay {
     this.ended = ended;
     this.changed = changed;
     this.parts = new Map();
+    this.now = new Set();
     this.node = h("div.under-way");
   }
 
@@ -41,17 +42,18 @@ export class UnderWay {
   }
 
   async look() {
-    const { items } = await get(`ui/${trialPath(this.trial, "/live")}`, {}, this.signal);
-    const now = new Set(items.map((item) => item.turn_id));
-    const over = [...this.parts.keys()].filter((id) => !now.has(id));
+    const { items, older } = await get(`ui/${trialPath(this.trial, "/live")}`, {}, this.signal);
+    const now = new Set([...older, ...items.map((item) => item.turn_id)]);
+    const over = [...this.now].filter((id) => !now.has(id));
     if (over.length) await this.ended();
     if (this.stopped) return;
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     for (const id of over) {
-      this.parts.get(id).node.remove();
+      this.parts.get(id)?.node.remove();
       this.parts.delete(id);
     }
-    const others = over.length || items.some((item) => !this.parts.has(item.turn_id));
+    const others = over.length || now.size > this.now.size;
+    this.now = now;
     for (const item of items) this.show(item);
     if (others) this.changed(now);
     if (bottom && items.length) scrollTo({ top: document.documentElement.scrollHeight });

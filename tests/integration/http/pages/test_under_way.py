@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from steno_proxy.api.control import under_way
 from steno_proxy.api.control.under_way import MOST_LETTERS
 from tests.integration.http.conftest import Proxy, running
 from tests.support.waiting import until
@@ -48,6 +51,20 @@ async def test_two_completions_of_a_request_are_both_there_and_a_call_by_its_nam
             assert answer["calls"] == [{"name": "bash", "arguments": '{"command": "ls"}'}] and answer["cut"]
         gate.set()
         assert (await asking).status_code == 200
+
+
+async def test_of_many_the_newest_are_sent_and_the_ids_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "MOST_ANSWERS", 2)
+    gate = asyncio.Event()
+    async with running(ParrotEngine(lambda request: Say("hello", gates={1: gate}))) as proxy:
+        asking = [asyncio.create_task(proxy.chat("alive", f"go on {number}")) for number in range(3)]
+        async with asyncio.timeout(60):
+            while len((found := (await proxy.http.get("/ui/sessions/alive/live")).json())["older"]) < 1:
+                await asyncio.sleep(0.01)
+        gate.set()
+        await asyncio.gather(*asking)
+        shown = sorted([*found["older"], *(answer["turn_id"] for answer in found["items"])])
+        assert len(found["items"]) == 2 and shown == sorted(turn.turn_id for turn in await proxy.turns("alive", 3))
 
 
 async def test_only_readers_see_it() -> None:
