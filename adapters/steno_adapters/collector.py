@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -93,7 +93,7 @@ class Collector:
         self._ttl_s = lease_ttl_s
         self._held: dict[str, Lease] = {}
         self._telling: set[str] = set()  # leases of which the proxy is being told something by their users
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may close this where its thread has it
         self._closing = threading.Event()
         self._failures = LastFailures()
         self._mine: set[str] = set()
@@ -187,18 +187,30 @@ class Collector:
     def lease(self, max_groups: int = 1, wait_s: float = 0.0, *, branches: Branches = "all") -> list[CollectedGroup]:
         """Groups that are ready, the oldest first: `max_groups` of them, or those that are after `wait_s` (60 at most).
 
-        Args: branches: of a trial that forked: all have rows, or `main`: the one with the most sampled tokens, whole."""
+        Args: branches: of a trial that forked: all have rows, or `main`: the one with the most sampled tokens, whole.
+        Raises: BadRequest: this is closed. StenoError. CancelledError (of `concurrent.futures`): this was closed meanwhile.
+        """
+        self._check_open()
         request = LeaseRequest(
             run_id=self._groups_run, consumer=f"adapter-{self._name}", max_groups=max_groups, wait_s=wait_s, ttl_s=self._ttl_s
         )  # fmt: skip
-        leases = self._client.lease(request)
-        with self._lock:
-            self._held.update((lease.lease_id, lease) for lease in leases)
+        leases: list[Lease] = []
         try:
+            leases = self._client.lease(request)
+            with self._lock:
+                self._held.update((lease.lease_id, lease) for lease in leases)
             return [self._read(lease, branches) for lease in leases]
-        except BaseException:
+        except BaseException as error:
+            if self._closing.is_set() and isinstance(
+                error, Exception
+            ):  # its client is closed; what was leased since runs out
+                raise CancelledError from error
             self._let_go([lease.lease_id for lease in leases])
             raise
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise BadRequest("collector: it is closed: make another one", field="collector")
 
     def used(self, groups: Iterable[CollectedGroup]) -> None:
         """A step has used these groups, which is not durable yet: others may be started in their place. Raises: as
@@ -251,8 +263,7 @@ class Collector:
             )
         hide = self._prepared.settings.hide if self._prepared is not None else ()
         with self._lock:
-            if self._closing.is_set():
-                raise BadRequest("collector: it is closed: make another one", field="collector")
+            self._check_open()
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_serve, args=(self._loop,), name="steno-rollouts", daemon=True).start()

@@ -62,9 +62,13 @@ class FunctionAgents(Executor):
         )
         played: Future[tuple[float | None, str]] = Future()
         played.set_running_or_notify_cancel()  # the thread can always say what came of it, whether or not anybody waits
-        threading.Thread(
+        thread = threading.Thread(
             target=lambda: played.set_result(_played(self._function, call)), name=f"agent-{job.trial_id}", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many: of functions that hang, say
+            return Exit(None, error=str(error))
         try:
             reward, problem = await asyncio.wait_for(asyncio.wrap_future(played), job.timeout_s)
         except TimeoutError:

@@ -148,6 +148,18 @@ async def test_functions_that_hang_keep_no_other_from_being_called(tmp_path: Pat
         go_on.set()
 
 
+async def test_where_no_thread_can_be_started_the_trial_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    job, agents = job_in(tmp_path, "g.0", 60.0), FunctionAgents(lambda call: 1.0)
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    ended = await agents.run(job)
+    assert (ended.code, ended.error) == (None, "can't start new thread")
+
+
 HANGS = """
 import asyncio, sys, threading
 from pathlib import Path

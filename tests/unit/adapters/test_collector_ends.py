@@ -119,6 +119,28 @@ def test_a_collector_that_is_closed_runs_nothing() -> None:
         collector.start([], 2, groups_per_step=1, max_staleness_steps=1)
 
 
+def test_a_thread_that_leases_is_told_that_the_collector_was_closed() -> None:
+    """Its client is closed under it, and says so in words of its own."""
+    asks, closed = threading.Event(), threading.Event()
+
+    async def run(n: int, planned: Iterable[Planned]) -> None:
+        list(planned)
+
+    def lease(request: object) -> list[Any]:
+        asks.set()
+        assert closed.wait(PATIENCE_S)
+        raise RuntimeError("Cannot send a request, as the client has been closed.")
+
+    with collector_of(run) as collector:
+        collector._client.lease = lease  # type: ignore[method-assign, assignment]
+        prefetch = Told(collector, 2)
+        assert asks.wait(PATIENCE_S)
+    closed.set()
+    assert isinstance(prefetch.over(), CancelledError)
+    with pytest.raises(BadRequest, match="it is closed"):
+        collector.lease()
+
+
 def test_what_is_cancelled_before_it_has_begun_ends() -> None:
     """Else the collector would wait for it when it is closed."""
     go_on = threading.Event()
