@@ -57,8 +57,9 @@ AT_ONCE = 32
 """Short calls of one `AsyncClient` that are out at a time; further ones wait here in their order. In httpx's pool each that waits
 is compared with each connection whenever a call begins or ends, and it fails once it has waited for `timeout_s`."""
 NO_BOUND = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-"""`AT_ONCE` bounds what is out, and who asks bounds calls that may wait and streams. A bound of the pool would have short calls
-wait for these; with fewer kept than open, httpx closes each connection as it becomes idle."""
+"""What is out is bounded by `AT_ONCE` (of a `Client`: by its threads), calls that may wait and streams by who asks. A bound of
+the pool would have short calls wait for these; with fewer kept than open, httpx closes each connection as it becomes
+idle."""
 
 
 class Client(RestCalls, Blocking):
@@ -75,7 +76,7 @@ class Client(RestCalls, Blocking):
         self._opened, self._process = self._new(), os.getpid()
 
     def _new(self) -> httpx.Client:
-        return httpx.Client(verify=_verified(self._options), **self._options)
+        return httpx.Client(verify=_verified(self._options), limits=NO_BOUND, **self._options)
 
     @property
     def _http(self) -> httpx.Client:
@@ -135,7 +136,7 @@ class Client(RestCalls, Blocking):
                 with self._http.stream(
                     "GET", session_path(trial_id, "events"), headers=lines.headers(), timeout=PATIENT
                 ) as response:
-                    if response.is_error:
+                    if not response.is_success:
                         response.read()
                     check(response)
                     for piece in response.iter_bytes():
@@ -244,7 +245,7 @@ class AsyncClient(RestCalls, Asynchronous):
             try:
                 path, headers = session_path(trial_id, "events"), lines.headers()
                 async with http.stream("GET", path, headers=headers, timeout=PATIENT) as response:
-                    if response.is_error:
+                    if not response.is_success:
                         await response.aread()
                     check(response)
                     async for piece in response.aiter_bytes():

@@ -18,6 +18,12 @@ STEPS = "/steps"
 """`GET /runs/{run_id}` of a run whose id ended like this would be read as `GET /runs/{run_id}/steps` of another one."""
 
 
+def _no_dots(value: str) -> str:
+    if value in (".", ".."):
+        raise ValueError(f"got {value!r}, must be no dot segment: clients resolve those in addresses away")
+    return value
+
+
 def _run_id(value: str) -> str:
     if value.endswith(STEPS):
         raise ValueError(
@@ -28,7 +34,7 @@ def _run_id(value: str) -> str:
 
 END = "end"
 """The cursor of the event that ends a session: after it there is none."""
-NewRunId = Annotated[str, Field(max_length=128), AfterValidator(_run_id)]
+NewRunId = Annotated[str, Field(max_length=128), AfterValidator(_run_id), AfterValidator(_no_dots)]
 """Of a run that comes to be with what is registered. It may contain `/`."""
 MOST_TRIALS = 4096
 """Of one group."""
@@ -55,7 +61,7 @@ class GroupSpec(BaseModel):
     """`POST /groups`. Idempotent by group_id; without one, a new id is made. Trials are named `<group_id>.<i>`."""
 
     model_config = ConfigDict(extra="forbid")
-    group_id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
+    group_id: Annotated[str, AfterValidator(_no_dots)] | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
     run_id: NewRunId | None = None
     task: JsonObject = Field(default_factory=dict)
     withheld: JsonObject = Field(

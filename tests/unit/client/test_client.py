@@ -12,13 +12,14 @@ import pydoc
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import httpx
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from steno.client import client as module
 from steno.client.client import AsyncSteno, Steno
@@ -490,6 +491,34 @@ async def test_after_the_last_cursor_there_are_no_events_and_nothing_is_asked(pa
     async with AsyncSteno("http://proxy", transport=ended) as waiting:
         assert [event async for event in waiting.events("t", after="end")] == []
     assert asked == pauses == []
+
+
+async def test_events_behind_a_redirect_are_refused_as_any_call_is() -> None:
+    """As of an Ingress that asks for https. The body of a stream has not been read by then."""
+
+    async def moved() -> AsyncIterator[bytes]:
+        yield b"moved"
+
+    where = {"location": "https://proxy/sessions/t/events"}
+    blocking = httpx.MockTransport(lambda request: httpx.Response(308, headers=where, content=iter([b"moved"])))
+    waiting = httpx.MockTransport(lambda request: httpx.Response(308, headers=where, content=moved()))
+    with Steno("http://proxy", transport=blocking) as client, pytest.raises(StenoError, match="308 Permanent Redirect"):
+        list(client.events("t"))
+    async with AsyncSteno("http://proxy", transport=waiting) as client:
+        with pytest.raises(StenoError, match="308 Permanent Redirect"):
+            [event async for event in client.events("t")]
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_clients_resolve_away_in_addresses_is_refused(name: str) -> None:
+    for make in (
+        lambda: GroupSpec(group_id=name, size=1),
+        lambda: GroupSpec(run_id=name, size=1),
+        lambda: SessionSpec(run_id=name),
+    ):
+        with pytest.raises(ValidationError, match="must be no dot segment"):
+            make()
+    assert GroupSpec(group_id=f"{name}a", run_id=f"a/{name}", size=1).group_id == f"{name}a"
 
 
 async def test_asynchronous_events_stop_at_a_refusal() -> None:

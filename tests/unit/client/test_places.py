@@ -1,15 +1,19 @@
-"""How many calls of one asynchronous client are out at a time, and which are not counted."""
+"""How many calls of one client are out at a time, and which are not counted."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from steno.client import client as module
-from steno.client.client import AT_ONCE, AsyncClient
+from steno.client.client import AT_ONCE, AsyncClient, Client
 from steno.contracts.errors import NotFound
 
 
@@ -95,3 +99,23 @@ async def test_a_call_that_pauses_before_its_next_attempt_has_no_place(monkeypat
         async with asyncio.timeout(30):
             await client.delete("other")
             await asyncio.gather(*paused)
+
+
+def test_threads_of_one_client_do_not_wait_for_each_other() -> None:
+    """Each may watch a session: httpx's own pool has a hundred places."""
+    threads = 120
+
+    def serve(listener: socket.socket, held: contextlib.ExitStack) -> None:
+        asking = [held.enter_context(listener.accept()[0]) for _ in range(threads)]
+        for each in asking:
+            each.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+    with (
+        contextlib.ExitStack() as held,
+        socket.create_server(("127.0.0.1", 0), backlog=threads) as listener,
+        ThreadPoolExecutor(threads) as pool,
+        Client(f"http://127.0.0.1:{listener.getsockname()[1]}", retries=0, timeout_s=120.0) as client,
+    ):
+        threading.Thread(target=serve, args=(listener, held), daemon=True).start()
+        calls = [pool.submit(client.delete, f"t{number}") for number in range(threads)]
+        assert {type(each.exception()) for each in calls} <= {NotFound, type(None)}
