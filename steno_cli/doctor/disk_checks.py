@@ -16,12 +16,20 @@ ALMOST_FULL = 0.1
 def check_folder(folder: Path) -> Iterator[Finding]:
     """Whether the folder is there, this user can write to it, and its disk has free space."""
     check = "disk"
-    if not folder.is_dir():
+    try:
+        there, usage = folder.is_dir(), shutil.disk_usage(folder)
+    except FileNotFoundError:
+        there = False
+    except OSError as error:
+        yield bad(
+            check, f"{folder}: {error.strerror}", "make the program's user its owner (chown), or correct --folder"
+        )
+        return
+    if not there:
         yield bad(check, f"{folder} is not a folder", "create it, or correct --folder")
         return
     if not os.access(folder, os.W_OK):
         yield bad(check, f"this user can't write to {folder}", "make the program's user its owner (chown)")
-    usage = shutil.disk_usage(folder)
     text = f"{folder}: {usage.free / 2**30:.1f} of {usage.total / 2**30:.0f} GiB free"
     if usage.free < ALMOST_FULL * usage.total:
         yield warning(

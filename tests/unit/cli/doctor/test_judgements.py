@@ -13,6 +13,7 @@ from steno_cli.doctor.findings import FindingLevel, clock
 from steno_cli.doctor.proxy_checks import check_proxy, guarded, judge_metrics, judge_workers
 from steno_cli.doctor.redis_checks import judge
 from steno_cli.doctor.redis_promises import failover, restart
+from tests.unit.rollouts.nobody import as_nobody
 
 SOUND = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "maxmemory": "0"}
 
@@ -170,3 +171,13 @@ def test_what_should_be_nothing_and_is_not() -> None:
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert levels(check_folder(tmp_path / "none")) == {"disk": FindingLevel.BAD}
+
+
+def test_a_folder_that_one_may_not_look_at_is_a_finding_among_the_others(tmp_path: Path) -> None:
+    def work() -> None:
+        Path("trainers/checkpoints").mkdir(parents=True)
+        Path("trainers").chmod(0)
+        [finding] = check_folder(Path("trainers/checkpoints"))
+        assert (finding.level, finding.message) == (FindingLevel.BAD, "trainers/checkpoints: Permission denied")
+
+    as_nobody(work, tmp_path)
