@@ -68,7 +68,7 @@ def _lines(path: Path) -> Iterator[Row]:
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         fields = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid JSON: {error}", field="tasks") from None
     if not isinstance(fields, dict):
         raise ConfigError(

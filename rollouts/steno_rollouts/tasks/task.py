@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -132,9 +133,27 @@ def _slug(text: str, longest: int) -> str:
 
 def _read(path: Path, hide: Collection[str], split: str | None, hidden: set[str]) -> Iterator[Task]:
     """Args: hidden: gets the names of fields that are withheld."""
-    for task in _folders(path, hide, split) if path.is_dir() and not is_rows(path) else _rows(path, hide, split):
+    for task in _folders(path, hide, split) if are_folders(path) else _rows(path, hide, split):
         hidden.update(task.hidden)
         yield task
+
+
+def are_folders(path: Path) -> bool:
+    """Whether it is a task's folder, or a folder of such: each may have Parquet files among its own. Raises: ConfigError."""
+    if not path.is_dir():
+        return False
+    return is_task(path) or any(map(is_task, _inside(path))) or not is_rows(path)
+
+
+def is_task(path: Path) -> bool:
+    return os.path.isfile(path / CONFIGURATION)  # noqa: PTH113  # False, too, for what we may not look at
+
+
+def _inside(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError as error:
+        raise ConfigError(f"tasks: {path}: {error.strerror}", field="tasks") from None
 
 
 def _folders(path: Path, hide: Collection[str], split: str | None) -> Iterator[Task]:
@@ -142,12 +161,11 @@ def _folders(path: Path, hide: Collection[str], split: str | None) -> Iterator[T
         raise ConfigError(
             f"split: got {split!r}, and {path} holds folders of tasks: only data sets have splits", field="split"
         )
-    if (path / CONFIGURATION).is_file():
+    if is_task(path):
         yield _folder(path, hide)
         return
-    for inner in sorted(path.iterdir()):
-        if (inner / CONFIGURATION).is_file():
-            yield _folder(inner, hide)
+    for inner in filter(is_task, _inside(path)):
+        yield _folder(inner, hide)
 
 
 def _folder(path: Path, hide: Collection[str]) -> Task:
@@ -167,7 +185,7 @@ def _folder(path: Path, hide: Collection[str]) -> Task:
     timeout_s = agent.get("timeout_sec") if isinstance(agent, dict) else None
     if timeout_s is not None and (not isinstance(timeout_s, int | float) or not timeout_s > 0):
         raise ConfigError(f"{where}: agent.timeout_sec: got {timeout_s!r}, must be a number of seconds", field="tasks")
-    found = {"task_id": path.resolve().name, "instruction": instruction, **as_json(config)}
+    found = {**as_json(config), "task_id": path.resolve().name, "instruction": instruction}
     hidden = {name for name in found if name in _HIDDEN_SECTIONS}
     return _task(found, {*hide, *hidden}, where, folder=path.resolve(), timeout_s=timeout_s)
 

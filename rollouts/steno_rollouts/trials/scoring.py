@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steno_rollouts.tasks.rows import is_rows
-from steno_rollouts.tasks.task import CONFIGURATION, ENVIRONMENT, WITHHELD
+from steno_rollouts.tasks.task import ENVIRONMENT, WITHHELD, is_task
 
 MOST_KEPT = 256
 """Entries beside the tasks that each trial sees as they are: each is a mount, and many take seconds."""
@@ -41,15 +41,15 @@ def task_source(path: Path | None, command: Sequence[str]) -> TaskSource | None:
         return None if _names(command, path) else TaskSource(root)
     try:
         inside = sorted(root.iterdir())
-        linked = tuple(one.resolve() for one in inside if one.is_symlink() and _is_task(one))
+        linked = tuple(one.resolve() for one in inside if one.is_symlink() and is_task(one))
         if not _is_needed(root, command):
             return TaskSource(root, elsewhere=linked)
-        if _is_task(root):
+        if is_task(root):
             kept = [one for one in inside if one.name not in WITHHELD - {ENVIRONMENT}]
-        elif is_rows(root):
+        elif not any(map(is_task, inside)) and is_rows(root):
             kept = [one for one in inside if not _is_data(one)]
         else:
-            kept = [one for one in inside if not _is_task(one)]
+            kept = [one for one in inside if not is_task(one)]
     except OSError:  # who may not look at it can't tell what is in it
         return TaskSource(root)
     return TaskSource(root, tuple(one for one in kept if one.name not in _COPIES), linked)
@@ -75,10 +75,6 @@ def _is_needed(root: Path, command: Sequence[str]) -> bool:
         return True
     places = [Path.cwd(), Path.home(), Path(sys.prefix)]
     return any(place.is_relative_to(root) or place.resolve().is_relative_to(root) for place in places)
-
-
-def _is_task(path: Path) -> bool:
-    return os.path.isfile(path / CONFIGURATION)  # noqa: PTH113  # False, too, for what we may not look at
 
 
 def _is_data(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.json_limits import storable
-from steno_rollouts.tasks.task import CONFIGURATION, INSTRUCTION, Task, check_hidden, divided
+from steno_rollouts.tasks.task import CONFIGURATION, INSTRUCTION, Task, check_hidden, divided, is_task
 
 STEPS = "steps"
 VERIFIERS = "_verifiers"
@@ -20,9 +20,9 @@ _HIDDEN = ("verifier", "solution")
 
 def harbor_folders(path: Path) -> list[Path]:
     """The task folders below `path`, or `path` itself. Raises: ConfigError."""
-    if (path / CONFIGURATION).is_file():
+    if is_task(path):
         return [path]
-    found = [inner for inner in sorted(path.iterdir()) if (inner / CONFIGURATION).is_file()] if path.is_dir() else []
+    found = [inner for inner in sorted(path.iterdir()) if is_task(inner)] if path.is_dir() else []
     if not found:
         raise ConfigError(f"harbor: {path} has no task (each task is a folder with a {CONFIGURATION})", field="harbor")
     return found
@@ -57,7 +57,7 @@ def _task(folder: Path, hide: Collection[str]) -> Task:
         raise ConfigError(f"harbor: {error.filename}: no such file", field="harbor") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"harbor: {where}: not valid TOML, or not readable: {error}", field="harbor") from None
-    fields: dict[str, Any] = {"task_id": folder.resolve().name, "instruction": instruction, **_plain(config)}
+    fields: dict[str, Any] = {**_plain(config), "task_id": folder.resolve().name, "instruction": instruction}
     if told:
         fields[STEPS] = told
         fields[VERIFIERS] = {step["name"]: _plain(step.get("verifier", {})) for step in steps}

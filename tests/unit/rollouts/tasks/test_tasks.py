@@ -13,6 +13,8 @@ from steno.contracts.errors import ConfigError
 from steno.contracts.records import TRIAL_ID
 from steno_rollouts.tasks.task import MOST_HIDDEN_BYTES, Task, group_id, kept_on_record, load_tasks
 from steno_rollouts.trials import workdir
+from steno_rollouts.trials.harbor.tasks import harbor_folders
+from tests.unit.rollouts.nobody import as_nobody
 
 TOML = """
 schema_version = "1.3"
@@ -55,6 +57,36 @@ def test_a_folder_of_task_folders_is_read_in_order_and_what_scores_them_is_withh
     assert set(first.hidden) == {"verifier", "solution"} and not set(first.fields) & {"verifier", "solution"}
     assert first.arguments()["verifier"] == {"env": {"API_KEY": "secret"}}
     assert [task.task_id for task in load_tasks(tmp_path / "a")] == ["a"]
+
+
+@pytest.mark.parametrize("file", ["data/sales.parquet", "sales.parquet", "state.json"])
+def test_a_task_may_have_files_that_data_sets_have(tmp_path: Path, file: str) -> None:
+    path = folder(tmp_path, "a")
+    (path / file).write_text("{}")
+    assert [(task.task_id, task.folder) for task in load_tasks(path)] == [("a", path)]
+    (tmp_path / "shared.parquet").touch()
+    assert [task.task_id for task in load_tasks(tmp_path)] == ["a"]
+
+
+@pytest.mark.parametrize("line", ["task_id = 7", 'task_id = "x"', 'instruction = "y"'])
+def test_a_folder_says_the_tasks_name_and_its_file_the_instruction(tmp_path: Path, line: str) -> None:
+    [task] = load_tasks(folder(tmp_path, "a", f"{line}\n{TOML}"))
+    assert (task.task_id, task.fields["task_id"], task.fields["instruction"]) == ("a", "a", "Do it.\n")
+
+
+def test_a_folder_that_one_may_not_look_into_is_no_task(tmp_path: Path) -> None:
+    """`lost+found`, of a volume."""
+
+    def work() -> None:
+        folder(Path("tasks"), "a")
+        Path("tasks/lost").mkdir(mode=0)
+        assert [task.task_id for task in load_tasks(Path("tasks"))] == ["a"]
+        assert [path.name for path in harbor_folders(Path("tasks"))] == ["a"]
+        Path("tasks").chmod(0o300)
+        with pytest.raises(ConfigError, match="^tasks: tasks: Permission denied$"):
+            load_tasks(Path("tasks"))
+
+    as_nobody(work, tmp_path)
 
 
 def test_a_working_folder_has_the_environments_content_and_nothing_that_scores_it(tmp_path: Path) -> None:
