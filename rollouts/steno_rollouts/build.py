@@ -109,6 +109,8 @@ class Prepared:
 
     @classmethod
     def _of(cls, settings: RolloutSettings, run_id: str, needs_command: bool) -> Prepared:
+        if settings.executor != "ray":  # there a path is one of each node's
+            settings = settings.model_copy(update={"work_dir": settings.work_dir.expanduser().absolute()})
         selection = TaskSelection.of(settings.filter, settings.limit, settings.shuffle_seed)
         ray = RayCluster(settings) if settings.executor == "ray" else None
         if settings.harbor is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -184,7 +183,7 @@ class TaskCheck:
         if source is None or not (source / SOLVE).is_file():
             raise NoOracle(f"no oracle: the task has no {SOLUTION}/{SOLVE}, and no command stands after --")
         copied = job.folder / SOLUTION
-        shutil.copytree(source, copied, symlinks=True)
+        workdir.copy_whole(source, copied)
         (copied / SOLVE).chmod(0o755)
         variables = {**job.environment, **_solution_variables(task)}
         inside = f"/{SOLUTION}" if self._prepared.engine is not None else str(copied)

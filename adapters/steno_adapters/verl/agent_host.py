@@ -89,7 +89,7 @@ class AgentHost:
         """Raises: ConfigError: settings, tasks, or verl's configuration are not what they should be; the proxy is not there."""
         check_config(config, settings.branches)
         facts = await job_facts(config, settings)
-        root = settings.work_dir
+        root = settings.work_dir.expanduser().absolute()
         settings = settings.in_job(facts.proxy, facts.key, own_folder(root))
         prepared = evaluated = await asyncio.to_thread(Prepared.of, settings, facts.run)
         if settings.eval_tasks is not None:

@@ -151,7 +151,7 @@ def _read(path: Path) -> str | None:
         raise RewardError(f"{path.name}: {error.strerror}") from None
     if len(raw) > MAX_REWARD_BYTES:
         raise RewardError(f"{path.name}: more than {MAX_REWARD_BYTES} bytes")
-    return raw.decode(errors="replace")
+    return raw.decode("utf-8-sig", errors="replace")
 
 
 def _verdict(answer: Any, where: str) -> CommandOutcome:

@@ -165,8 +165,24 @@ def _make_writable(folder: Path) -> None:
                     path.chmod(stat.S_IRWXU)
 
 
+def copy_whole(source: Path, target: Path) -> None:
+    """A folder of the operator's, with what its links lead to: tasks may share a script. Links that lead nowhere are left out."""
+
+    def dangling(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if not Path(folder, name).exists()]
+
+    shutil.copytree(source, target, ignore=dangling)
+
+
 def _copy(source: Path, target: Path) -> None:
-    if source.is_dir() and not source.is_symlink():
+    """In the place of what is there by this name, but folders are joined: never through a link, which may lead out of here."""
+    is_folder = source.is_dir() and not source.is_symlink()
+    if target.is_symlink() or (target.exists() and is_folder != target.is_dir()):
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        else:
+            target.unlink()
+    if is_folder:
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     else:
         shutil.copy2(source, target, follow_symlinks=False)

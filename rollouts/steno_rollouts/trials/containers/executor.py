@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -152,7 +151,10 @@ class ContainerExecutor(Executor):
         if sandbox.tests is None:
             return await asyncio.to_thread(read_reward, job.workdir)
         folder = job.folder / "verifier"
-        await asyncio.to_thread(self._lay_out, folder, sandbox.tests)
+        try:
+            await asyncio.to_thread(self._lay_out, folder, sandbox.tests)
+        except OSError as error:
+            raise RewardError(f"verifier: {error}") from None
         verifier = self._container(job, "verifier", image, sandbox, [str(TESTS / TEST_SCRIPT)], "none")
         given = {name: value for name, value in job.environment.items() if name not in _OF_AGENTS}
         mounts = (
@@ -341,7 +343,7 @@ class ContainerExecutor(Executor):
         """What the verifier is given. New each time, and never seen by an agent."""
         workdir.remove(folder)
         (folder / "rewards").mkdir(parents=True)
-        shutil.copytree(tests, folder / "tests", symlinks=True)
+        workdir.copy_whole(tests, folder / "tests")
         (folder / "tests" / TEST_SCRIPT).chmod(0o755)
         self._give(folder / "tests", folder / "rewards")
 

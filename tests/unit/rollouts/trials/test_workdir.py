@@ -46,6 +46,24 @@ def test_read_only_folders_are_removed_and_what_their_links_lead_to_is_left_alon
     as_nobody(work, tmp_path)
 
 
+def test_an_environment_takes_the_place_of_what_the_task_has_and_never_writes_through_a_link(tmp_path: Path) -> None:
+    shared, task = tmp_path / "shared", tmp_path / "task"
+    shared.mkdir()
+    for name in ("link", "joined", "file"):
+        (task / "environment" / name).mkdir(parents=True)
+        (task / "environment" / name / "new").touch()
+    (task / "environment" / "folder").touch()
+    (task / "link").symlink_to(shared)
+    (task / "file").touch()
+    for name in ("joined", "folder"):
+        (task / name).mkdir()
+        (task / name / "old").touch()
+    work, _ = workdir.prepare(tmp_path / "g.0", Task("t", {}, folder=task))
+    assert list(shared.iterdir()) == []
+    assert (work / "link" / "new").is_file() and not (work / "link").is_symlink() and (work / "file" / "new").is_file()
+    assert sorted(path.name for path in (work / "joined").iterdir()) == ["new", "old"] and (work / "folder").is_file()
+
+
 def test_what_can_not_be_removed_stays_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In a folder of another user's, as `sudo` and containers leave them."""
 

@@ -19,7 +19,7 @@ from steno.contracts.records import Session
 from steno.contracts.rest import Trial
 from steno_rollouts.build import Prepared
 from steno_rollouts.config import RolloutSettings
-from steno_rollouts.outcome import CommandOutcome, EndReason
+from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.containers import engine as engines
 from steno_rollouts.trials.containers import executor as executors
@@ -203,6 +203,30 @@ async def test_a_clean_up_that_fails_is_said_and_the_verdict_counts(
     assert await played.run(ran) == Exit(0, image="sha256:1")
     assert await played.verify(ran, True) == CommandOutcome(EndReason.COMPLETED, 1.0)
     assert caplog.text.count("g.0: its containers may be left: ") == 2 and "toomanyrequests" in caplog.text
+
+
+async def test_tests_may_be_links_and_what_can_not_be_laid_out_is_an_error_of_the_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LOOK_AGAIN_S", 0.0)
+    tests = folder(tmp_path) / "tests"
+    shared = tmp_path / "common.sh"
+    (tests / "test.sh").rename(shared)
+    shared.chmod(0o600)
+    (tests / "test.sh").symlink_to("../common.sh")
+    (tests / "gone").symlink_to("nowhere")
+    played, ran = executor(Played("docker", False, there=["pull"]), tests), job(tmp_path)
+    await played.run(ran)
+    assert await played.verify(ran, True) == CommandOutcome(EndReason.COMPLETED, 1.0)
+    laid_out = ran.folder / "verifier" / "tests" / "test.sh"
+    assert (
+        not laid_out.is_symlink()
+        and laid_out.stat().st_mode & 0o777 == 0o755
+        and shared.stat().st_mode & 0o777 == 0o600
+    )
+    shared.unlink()
+    with pytest.raises(RewardError, match=r"^verifier: .*No such file or directory"):
+        await played.verify(ran, True)
 
 
 async def test_an_engine_that_refuses_for_a_moment_is_asked_again_how_a_trial_ended(
