@@ -7,7 +7,9 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from steno.contracts.errors import ConfigError
@@ -19,10 +21,15 @@ def names_function(value: str) -> bool:
     return file.endswith(".py") and function.isidentifier()
 
 
-def load_function(where: str, field: str) -> Callable[..., Any]:
+_IMPORTED: dict[tuple[Path, bytes], ModuleType] = {}
+"""By file, and digest of its text."""
+
+
+def load_function(where: str, field: str, *, once: bool = False) -> Callable[..., Any]:
     """Import the file and find the function; the file's folder is importable from then on.
 
-    Args: where: `FILE.py:function`. field: the setting that says so; errors begin with it.
+    Args: where: `FILE.py:function`. field: the setting that says so; errors begin with it. once: a file that was imported so, and
+        has the same text still, is not imported again.
     Raises: ConfigError: not of this form, no such file or function, or a file that can't be imported.
     """
 
@@ -36,16 +43,23 @@ def load_function(where: str, field: str) -> Callable[..., Any]:
     if not path.is_file():
         raise refused(f"{path} is not a file")
     spec = importlib.util.spec_from_file_location(f"steno_{field}_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise refused(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    if str(path.parent.resolve()) not in sys.path:
-        sys.path.append(str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        text = path.read_bytes()
+        key = path.resolve(), blake2b(text, digest_size=16).digest()
+        module = _IMPORTED.get(key) if once else None
+        if module is None:
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module  # dataclasses look their module up there
+            if str(path.parent.resolve()) not in sys.path:
+                sys.path.append(str(path.parent.resolve()))
+            # Of this text: what Python has compiled before is told from it by size and second alone.
+            exec(compile(text, str(path), "exec"), module.__dict__)
     except Exception as error:
         raise refused(f"{path} can't be imported: {type(error).__name__}: {error}") from error
+    if once:
+        _IMPORTED[key] = module
     function = getattr(module, name, None)
     if not callable(function):
         found = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))

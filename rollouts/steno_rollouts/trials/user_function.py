@@ -21,23 +21,6 @@ from steno_rollouts.outcome import RewardError
 T = TypeVar("T")
 
 
-_LOADED: dict[tuple[str, str, bytes], Callable[..., Any]] = {}
-"""By setting, name, and digest of the file."""
-
-
-def _loaded(where: str, field: str) -> Callable[..., Any]:
-    """A file is imported once, as any module is: settings of an evaluation are looked at before its model is loaded, and again
-    afterwards. Raises: as `load_function`."""
-    try:
-        text = Path(where.rpartition(":")[0]).expanduser().read_bytes()
-    except OSError:
-        return load_function(where, field)
-    key = field, where, blake2b(text, digest_size=16).digest()
-    if key not in _LOADED:
-        _LOADED[key] = load_function(where, field)
-    return _LOADED[key]
-
-
 class UserFunction:
     """The function of `FILE.py:function`, sync or async."""
 
@@ -46,7 +29,8 @@ class UserFunction:
         Raises: ConfigError: no such file or function, or a parameter that is none of `inputs`."""
         self.where, self.field = where, field
         self._timeout_s = timeout_s
-        self._function = _loaded(where, field)
+        # Settings of an evaluation are looked at before its model is loaded, and again afterwards.
+        self._function = load_function(where, field, once=True)
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -48,9 +48,10 @@ async def judged(folder: Path, code: str) -> CommandOutcome:
 async def test_a_file_is_imported_once_and_again_where_it_has_changed(tmp_path: Path) -> None:
     """A metric of Prometheus's, say, can't be made twice."""
     code = "from pathlib import Path\nimports = Path(__file__).with_name('imports')\nimports.open('a').write('x')\n"
-    code += "def score(workdir):\n    return 0.25\n"
+    code += "def score(workdir):\n    return 0.25\ndef other(workdir):\n    return 1.0\n"
     for _ in range(2):
         assert (await judged(tmp_path, code)).reward == 0.25
+    assert (await RewardFunction(f"{tmp_path / 'score.py'}:other")(scored(tmp_path))).reward == 1.0
     assert (tmp_path / "imports").read_text() == "x"
     assert (await judged(tmp_path, code.replace("0.25", "0.75"))).reward == 0.75
     assert (tmp_path / "imports").read_text() == "xx"
