@@ -183,8 +183,7 @@ class TaskCheck:
         if source is None or not (source / SOLVE).is_file():
             raise NoOracle(f"no oracle: the task has no {SOLUTION}/{SOLVE}, and no command stands after --")
         copied = job.folder / SOLUTION
-        workdir.copy_whole(source, copied)
-        (copied / SOLVE).chmod(0o755)
+        workdir.copy_whole(source, copied, SOLVE)
         variables = {**job.environment, **_solution_variables(task)}
         inside = f"/{SOLUTION}" if self._prepared.engine is not None else str(copied)
         return replace(job, command=[f"{inside}/{SOLVE}"], environment=variables, given={f"/{SOLUTION}": copied})

@@ -165,13 +165,27 @@ def _make_writable(folder: Path) -> None:
                     path.chmod(stat.S_IRWXU)
 
 
-def copy_whole(source: Path, target: Path) -> None:
-    """A folder of the operator's, with what its links lead to: tasks may share a script. Links that lead nowhere are left out."""
-
-    def dangling(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if not Path(folder, name).exists()]
-
-    shutil.copytree(source, target, ignore=dangling)
+def copy_whole(source: Path, target: Path, script: str) -> None:
+    """A folder of a task's that is mounted elsewhere, and whose script is run there. Links stay links, but for relative ones that
+    lead out of it, as to a script that tasks share: their content is taken."""
+    shutil.copytree(source, target, symlinks=True)
+    root = Path(os.path.realpath(source))
+    for folder, folders, files in os.walk(source):
+        for name in (*folders, *files):
+            link = Path(folder, name)
+            if not link.is_symlink() or link.readlink().is_absolute():
+                continue
+            there, copy = Path(os.path.realpath(link)), target / link.relative_to(source)
+            if there.is_relative_to(root):
+                continue
+            if there.is_dir():
+                copy.unlink()
+                shutil.copytree(there, copy, symlinks=True)
+            elif there.is_file():
+                copy.unlink()
+                shutil.copy2(there, copy)
+    if not (target / script).is_symlink():
+        (target / script).chmod(0o755)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -182,7 +196,10 @@ def _copy(source: Path, target: Path) -> None:
             shutil.rmtree(target)
         else:
             target.unlink()
-    if is_folder:
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    if is_folder and target.is_dir():
+        for inner in sorted(source.iterdir()):
+            _copy(inner, target / inner.name)
+    elif is_folder:
+        shutil.copytree(source, target, symlinks=True)
     else:
         shutil.copy2(source, target, follow_symlinks=False)

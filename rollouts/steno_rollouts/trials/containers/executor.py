@@ -343,8 +343,7 @@ class ContainerExecutor(Executor):
         """What the verifier is given. New each time, and never seen by an agent."""
         workdir.remove(folder)
         (folder / "rewards").mkdir(parents=True)
-        workdir.copy_whole(tests, folder / "tests")
-        (folder / "tests" / TEST_SCRIPT).chmod(0o755)
+        workdir.copy_whole(tests, folder / "tests", TEST_SCRIPT)
         self._give(folder / "tests", folder / "rewards")
 
     def _give(self, *paths: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_folder_that_one_may_not_look_into_is_no_task(tmp_path: Path) -> None:
         assert [task.task_id for task in load_tasks(Path("tasks"))] == ["a"]
         assert [path.name for path in harbor_folders(Path("tasks"))] == ["a"]
         Path("tasks").chmod(0o300)
-        with pytest.raises(ConfigError, match="^tasks: tasks: Permission denied$"):
+        with pytest.raises(ConfigError, match=r"^tasks: tasks: Permission denied$"):
             load_tasks(Path("tasks"))
 
     as_nobody(work, tmp_path)

@@ -49,19 +49,52 @@ def test_read_only_folders_are_removed_and_what_their_links_lead_to_is_left_alon
 def test_an_environment_takes_the_place_of_what_the_task_has_and_never_writes_through_a_link(tmp_path: Path) -> None:
     shared, task = tmp_path / "shared", tmp_path / "task"
     shared.mkdir()
-    for name in ("link", "joined", "file"):
-        (task / "environment" / name).mkdir(parents=True)
-        (task / "environment" / name / "new").touch()
-    (task / "environment" / "folder").touch()
-    (task / "link").symlink_to(shared)
-    (task / "file").touch()
-    for name in ("joined", "folder"):
-        (task / name).mkdir()
-        (task / name / "old").touch()
+    for top in (task, task / "joined"):  # the same, one level down
+        brought = task / "environment" / top.relative_to(task)
+        for name in ("link", "joined", "file"):
+            (brought / name).mkdir(parents=True)
+            (brought / name / "new").touch()
+        (brought / "folder").touch()
+        (brought / "written").write_text("new")
+        for name in ("joined", "folder"):
+            (top / name).mkdir(parents=True)
+            (top / name / "old").touch()
+        (top / "link").symlink_to(shared)
+        (top / "file").touch()
+        (top / "written").symlink_to(shared / "old")
+    (shared / "old").write_text("old")
     work, _ = workdir.prepare(tmp_path / "g.0", Task("t", {}, folder=task))
-    assert list(shared.iterdir()) == []
-    assert (work / "link" / "new").is_file() and not (work / "link").is_symlink() and (work / "file" / "new").is_file()
-    assert sorted(path.name for path in (work / "joined").iterdir()) == ["new", "old"] and (work / "folder").is_file()
+    assert [path.name for path in shared.iterdir()] == ["old"] and (shared / "old").read_text() == "old"
+    for top in (work, work / "joined"):
+        assert (top / "link" / "new").is_file() and not (top / "link").is_symlink() and (top / "file" / "new").is_file()
+        assert {"new", "old"} <= {path.name for path in (top / "joined").iterdir()} and (top / "folder").is_file()
+        assert (top / "written").read_text() == "new" and not (top / "written").is_symlink()
+
+
+def test_of_a_folder_that_is_mounted_elsewhere_links_stay_but_those_to_what_tasks_share(tmp_path: Path) -> None:
+    tests, shared = tmp_path / "task" / "tests", tmp_path / "shared"
+    tests.mkdir(parents=True)
+    (shared / "deep").mkdir(parents=True)
+    (shared / "deep" / "file").touch()
+    (tests / "plain").touch()
+    (shared / "run.sh").write_text("run")
+    (shared / "up").symlink_to(".")
+    stay = {
+        "here": ".",
+        "again": ".",
+        "own": "plain",
+        "gone": "nowhere",
+        "inside": "/app/expected",
+        "zero": "/dev/zero",
+    }
+    for name, where in {**stay, "run.sh": "../../shared/run.sh", "all": "../../shared"}.items():
+        (tests / name).symlink_to(where)
+    workdir.copy_whole(tests, tmp_path / "copy", "run.sh")
+    copy = tmp_path / "copy"
+    assert {name: str((copy / name).readlink()) for name in stay} == stay
+    assert not (copy / "run.sh").is_symlink() and (copy / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert sorted(path.name for path in (copy / "all").iterdir()) == ["deep", "run.sh", "up"]
+    assert (copy / "all" / "up").is_symlink() and (shared / "run.sh").stat().st_mode & 0o111 == 0
 
 
 def test_what_can_not_be_removed_stays_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -205,27 +205,23 @@ async def test_a_clean_up_that_fails_is_said_and_the_verdict_counts(
     assert caplog.text.count("g.0: its containers may be left: ") == 2 and "toomanyrequests" in caplog.text
 
 
-async def test_tests_may_be_links_and_what_can_not_be_laid_out_is_an_error_of_the_reward(
+async def test_tests_may_share_a_script_and_what_can_not_be_laid_out_is_an_error_of_the_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "LOOK_AGAIN_S", 0.0)
-    tests = folder(tmp_path) / "tests"
-    shared = tmp_path / "common.sh"
+    tests, shared = folder(tmp_path) / "tests", tmp_path / "common.sh"
     (tests / "test.sh").rename(shared)
     shared.chmod(0o600)
     (tests / "test.sh").symlink_to("../common.sh")
-    (tests / "gone").symlink_to("nowhere")
     played, ran = executor(Played("docker", False, there=["pull"]), tests), job(tmp_path)
     await played.run(ran)
     assert await played.verify(ran, True) == CommandOutcome(EndReason.COMPLETED, 1.0)
     laid_out = ran.folder / "verifier" / "tests" / "test.sh"
-    assert (
-        not laid_out.is_symlink()
-        and laid_out.stat().st_mode & 0o777 == 0o755
-        and shared.stat().st_mode & 0o777 == 0o600
-    )
+    assert not laid_out.is_symlink()
+    assert [path.stat().st_mode & 0o777 for path in (laid_out, shared)] == [0o755, 0o600]
     shared.unlink()
     with pytest.raises(RewardError, match=r"^verifier: .*No such file or directory"):
+        (tests / "test.sh").unlink()
         await played.verify(ran, True)
 
 
