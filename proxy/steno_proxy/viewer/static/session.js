@@ -18,8 +18,8 @@ const LATER_MS = 5000;
 // After the end of a session: for as long a reward is waited for, and what else was still on its way.
 const REWARD_S = 600;
 const SETTLED_S = 30;
-// After so many open turns that are as they were, an older one is read again only if it was under way: those of a dead proxy stay open
-// for good.
+// After so many open turns that are as they were, an older one is read again only where its answer has just ended: those of a dead
+// proxy stay open for good.
 const STILL_OPEN = 8;
 const DELETED = "This session has been deleted. What is shown here is not on record any more.";
 const TABS = [["conversation", "Conversation"], ["tokens", "Tokens"], ["timeline", "Timeline"], ["record", "Record"]];
@@ -43,7 +43,7 @@ class SessionPage {
     this.head = h("div.session-head");
     this.tabs = h("div.tabs", { role: "tablist", "aria-label": "What is shown" });
     this.panel = h("section.panel", { role: "tabpanel", tabindex: -1, id: "panel" });
-    this.underWay = new UnderWay(session.trial_id, signal, () => this.look(), (turnIds) => this.saying(turnIds));
+    this.underWay = new UnderWay(session.trial_id, signal, (over) => this.look(over), (turnIds) => this.saying(turnIds));
     this.outline = new Outline(this.recording, (turnId) => this.choose(turnId, true));
     put(main, h("div.page.session", this.head, h("div.columns", this.outline.node, h("div.right", this.tabs, this.panel, this.underWay.node))));
     this.drawHead();
@@ -174,9 +174,10 @@ class SessionPage {
     setTimeout(look, LOOK_MS);
   }
 
-  async look() {
+  // over: ids of turns whose answers have just ended.
+  async look(over = []) {
     try {
-      await this.lookOnce();
+      await this.lookOnce(over);
     } catch (error) {
       if (!error.gone) throw error;
       this.deleted();
@@ -193,11 +194,11 @@ class SessionPage {
     say(DELETED);
   }
 
-  async lookOnce() {
+  async lookOnce(over) {
     const now = await get(trialPath(this.session.trial_id), {}, this.signal);
     const known = this.recording.turns.length;
     const same = now.updated_at === this.session.updated_at && now.status === this.session.status && now.counts.turns === known;
-    if (same) {
+    if (same && !over.length) {
       if (told(now) === told(this.session)) return;
       this.session = now;
       this.drawHead();
@@ -205,7 +206,7 @@ class SessionPage {
     }
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
     const before = this.recording.get(this.leaf);
-    await this.readNews(known);
+    await this.readNews(known, over);
     this.session = now;
     this.followRetry(before);
     this.drawHead();
@@ -215,13 +216,13 @@ class SessionPage {
   }
 
   // The turns from this number on, and what has become of the open ones before it.
-  async readNews(known) {
+  async readNews(known, over) {
     const { recording, session, signal } = this;
     const { waiting } = recording;
     await turnsFrom(session.trial_id, known, (items) => recording.take(items), signal);
     let same = 0;
     for (const turn of waiting) {
-      if (same >= STILL_OPEN && !recording.underWay.has(turn.turn_id)) continue;
+      if (same >= STILL_OPEN && !over.includes(turn.turn_id)) continue;
       recording.take(await turnAt(session.trial_id, turn.index, signal));
       same = recording.get(turn.turn_id) === turn ? same + 1 : 0;
     }

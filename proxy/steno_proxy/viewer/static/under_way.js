@@ -7,7 +7,7 @@ import { count, nodes, plain } from "./format.js";
 const LOOK_MS = 300;
 
 export class UnderWay {
-  // ended: is called, and waited for, before answers that are over are taken away: their turns are on record then.
+  // ended: is called with the ids of answers that are over, and waited for, before these are taken away: their turns are on record then.
   // changed: is called with the ids of the turns whose answers are under way, where these are others than before.
   constructor(trial, signal, ended, changed) {
     this.trial = trial;
@@ -45,11 +45,13 @@ export class UnderWay {
     const { items, older } = await get(`ui/${trialPath(this.trial, "/live")}`, {}, this.signal);
     const now = new Set([...older, ...items.map((item) => item.turn_id)]);
     const over = [...this.now].filter((id) => !now.has(id));
-    if (over.length) await this.ended();
+    if (over.length) await this.ended(over);
     if (this.stopped) return;
     const bottom = innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
-    for (const id of over) {
-      this.parts.get(id)?.node.remove();
+    const shown = new Set(items.map((item) => item.turn_id));
+    for (const [id, part] of this.parts) {
+      if (shown.has(id)) continue;
+      part.node.remove();
       this.parts.delete(id);
     }
     const others = over.length || now.size > this.now.size;
