@@ -18,7 +18,7 @@ def check_folder(folder: Path) -> Iterator[Finding]:
     check = "disk"
     try:
         there, usage = folder.is_dir(), shutil.disk_usage(folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         there = False
     except OSError as error:
         yield bad(

@@ -53,7 +53,7 @@ def hangup_taken(call: Callable[[], object]) -> Iterator[None]:
             return
         came = True
         for output in terminals:
-            if not os.isatty(output):  # else somebody sent the signal by hand
+            if not os.isatty(output) and not nowhere.closed:  # a terminal: somebody sent the signal by hand
                 os.dup2(nowhere.fileno(), output)
         call()
 
