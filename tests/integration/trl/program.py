@@ -102,10 +102,18 @@ def model_says(model: Any, collector: Collector, version: str) -> float:
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """end: (step, signal)."""
+    """end: (step, signal). rise: training stops once the mean reward of two steps is so much above that of the first two."""
 
-    def __init__(self, rollouts: AsyncRollouts, end: tuple[int, str] | None) -> None:
-        self._rollouts, self._end = rollouts, end
+    def __init__(self, rollouts: AsyncRollouts, end: tuple[int, str] | None, rise: float | None) -> None:
+        self._rollouts, self._end, self._rise = rollouts, end, rise
+        self.rewards: list[float] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if "reward" in logs:
+            self.rewards.append(logs["reward"])
+        risen = sum(self.rewards[-2:]) / 2 - sum(self.rewards[:2]) / 2
+        if self._rise is not None and risen > self._rise:
+            control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         say(step=state.global_step, finished=self._rollouts.progress.finished, passed=self._rollouts.progress.passed)
@@ -137,11 +145,11 @@ def main() -> None:
             bf16=False, temperature=given.get("temperature", 1.0), gradient_checkpointing=False, logging_steps=1,
             disable_tqdm=True,
         )  # fmt: skip
-        trainer = rollouts.trainer(given.get("model", str(TINY)), args, callbacks=[Watch(rollouts, given.get("end"))])
+        watch = Watch(rollouts, given.get("end"), given.get("rise"))
+        trainer = rollouts.trainer(given.get("model", str(TINY)), args, callbacks=[watch])
         cpu_attention.register()
         trainer.train(resume_from_checkpoint=True if list(out.glob("checkpoint-*")) else None)
-        rewards = [line["reward"] for line in trainer.state.log_history if "reward" in line]
-        say(rewards=rewards, counts=rollouts.counts)
+        say(rewards=watch.rewards, counts=rollouts.counts)
 
 
 if __name__ == "__main__":

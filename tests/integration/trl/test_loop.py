@@ -31,6 +31,7 @@ from tests.support.sources import ROOT, SOURCES
 pytestmark = [pytest.mark.trl, pytest.mark.timeout(1800)]
 
 RUN = "trl"
+RISE = 0.25
 WORKER = ("--engine", "transformers", "--worker-id", "w0", "--max-streams", "64")
 
 
@@ -109,14 +110,13 @@ def trained(steps: list[dict[str, Any]]) -> set[str]:
 
 
 def test_rewards_rise_and_after_each_push_the_workers_logprobs_are_the_models(tmp_path: Path) -> None:
-    """The worlds are the same in each run. The mean reward of the last two steps was 0.16 to 0.35 above that of the first two (12
-    runs), and 0.02 to 0.15 below it where nothing was learned (4 runs at a learning rate of 1e-9). At 3e-4, with half as many
-    rows, 1 of 26 runs ended lower than it began."""
-    with serving(tmp_path, TINY) as one, TrlRun.started(one, steps=6, rows=64, max_staleness=1) as run:
+    """The worlds are the same in each run, and what is sampled is not: one run in many is no better after six steps. So each has
+    as many as it needs, of 30. By chance two means of 64 rewards are a quarter higher once in ten thousand looks."""
+    with serving(tmp_path, TINY) as one, TrlRun.started(one, steps=30, rows=64, max_staleness=1, rise=RISE) as run:
         assert run.ended() == 0, run.log.read_text()[-4000:]
-    assert len(run.probed) == 7 and max(run.probed) < 1e-4, run.probed
     rewards = run.lines[-1]["rewards"]
-    assert len(rewards) == 6 and sum(rewards[-2:]) > sum(rewards[:2]), rewards
+    assert len(rewards) >= 3 and (sum(rewards[-2:]) - sum(rewards[:2])) / 2 > RISE, rewards
+    assert len(run.probed) == len(run.steps) + 1 and max(run.probed) < 1e-4, run.probed
 
 
 def test_no_group_is_lost_or_trained_twice_whoever_is_killed(tmp_path: Path) -> None:
