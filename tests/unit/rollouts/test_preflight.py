@@ -44,7 +44,7 @@ async def test_a_work_dir_that_can_not_be_written_is_named(
         await check_command(prepared(tmp_path / "rows.jsonl", Path(work_dir)))
     assert caught.value.field == "work_dir"
     assert caught.value.message.startswith(
-        f"work_dir: got {work_dir!r}, must be a folder that this user can write to: "
+        f"work_dir: got '{tmp_path / work_dir}', must be a folder that this user can write to: "
     )
 
 

@@ -193,7 +193,9 @@ async def test_a_checkpoint_is_left_out_only_if_it_was_removed_before_it_was_ser
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An engine that dies under each evaluation is an error, also where its checkpoint was removed meanwhile."""
-    settings = EvaluateSettings.load({"tasks": "t", "command": ["a"], "follow": str(tmp_path)}, None)
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("{}\n")
+    settings = EvaluateSettings.load({"tasks": str(tasks), "command": ["a"], "follow": str(tmp_path)}, None)
     errors = [DemoFailed("the merge ended with code 1"), Died("the worker ended with code 1")]
     seen: list[str] = []
 
