@@ -72,7 +72,7 @@ def test_an_environment_takes_the_place_of_what_the_task_has_and_never_writes_th
 
 
 def test_of_a_folder_that_is_mounted_elsewhere_links_stay_but_those_to_what_tasks_share(tmp_path: Path) -> None:
-    tests, shared = tmp_path / "task" / "tests", tmp_path / "shared"
+    tests, shared = tmp_path / "task" / "tests", tmp_path / "common"
     tests.mkdir(parents=True)
     (shared / "deep").mkdir(parents=True)
     (shared / "deep" / "file").touch()
@@ -87,7 +87,7 @@ def test_of_a_folder_that_is_mounted_elsewhere_links_stay_but_those_to_what_task
         "inside": "/app/expected",
         "zero": "/dev/zero",
     }
-    for name, where in {**stay, "run.sh": "../../shared/run.sh", "all": "../../shared"}.items():
+    for name, where in {**stay, "run.sh": "../../common/run.sh", "all": "../../common"}.items():
         (tests / name).symlink_to(where)
     workdir.copy_whole(tests, tmp_path / "copy", "run.sh")
     copy = tmp_path / "copy"
