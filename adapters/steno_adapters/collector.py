@@ -201,9 +201,8 @@ class Collector:
                 self._held.update((lease.lease_id, lease) for lease in leases)
             return [self._read(lease, branches) for lease in leases]
         except BaseException as error:
-            if self._closing.is_set() and isinstance(
-                error, Exception
-            ):  # its client is closed; what was leased since runs out
+            # The client is closed, so nothing can be given back: what was leased since runs out.
+            if self._closing.is_set() and isinstance(error, Exception):
                 raise CancelledError from error
             self._let_go([lease.lease_id for lease in leases])
             raise

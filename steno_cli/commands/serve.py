@@ -36,10 +36,8 @@ def worker(settings: WorkerSettings) -> None:
     Every flag is also an environment variable (--model: STENO_WORKER_MODEL) and a key of the --config file (model). What stands
     after `--` goes to the engine as it is: steno worker --engine vllm --model DIR -- --tool-call-parser hermes
     """
-    if settings.engine in (
-        "litellm",
-        "vllm",
-    ):  # else the first module of its own that is missing says which extra is meant
+    # Of other engines, the first module that is missing says which extra is meant.
+    if settings.engine in ("litellm", "vllm"):
         require_modules(settings.engine)
     from steno_worker.main import main
 

@@ -53,7 +53,8 @@ def hangup_taken(call: Callable[[], object]) -> Iterator[None]:
             return
         came = True
         for output in terminals:
-            if not os.isatty(output) and not nowhere.closed:  # a terminal: somebody sent the signal by hand
+            is_gone = not os.isatty(output)  # it is there still where somebody sent the signal by hand
+            if is_gone and not nowhere.closed:
                 os.dup2(nowhere.fileno(), output)
         call()
 

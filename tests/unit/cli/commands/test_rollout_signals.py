@@ -14,30 +14,41 @@ from steno_rollouts.calls.posts import to_its_end
 
 
 @pytest.fixture
-def pressed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Ctrl-C, told to the handler itself: a real one would be the test's own."""
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[signal.Signals], None]:
+    """A signal, told to the handler itself: a real one would be the test's own."""
     handlers: dict[int, Callable[[], None]] = {}
     monkeypatch.setattr(
         asyncio.SelectorEventLoop, "add_signal_handler", lambda _, number, call: handlers.update({number: call})
     )
-    return lambda: handlers[signal.SIGINT]()
+    return lambda number: handlers[number]()
 
 
-@pytest.mark.parametrize(("presses", "ended"), [(1, ["post", "work"]), (2, ["post"]), (3, [])])
+@pytest.mark.parametrize(
+    ("numbers", "ended"),
+    [
+        ([signal.SIGINT], ["post", "work"]),
+        ([signal.SIGINT] * 2, ["post"]),
+        ([signal.SIGINT] * 3, []),
+        ([signal.SIGHUP] * 3, ["post", "work"]),
+        ([signal.SIGINT, signal.SIGHUP], ["post"]),
+    ],
+    ids=["ctrl-c", "twice", "three-times", "hangups", "ctrl-c-and-hangup"],
+)
 def test_a_second_ctrl_c_leaves_time_for_what_the_proxy_is_told_and_a_third_one_does_not(
-    pressed: Callable[[], None], presses: int, ended: list[str]
+    told: Callable[[signal.Signals], None], numbers: list[signal.Signals], ended: list[str]
 ) -> None:
+    """A terminal that is closed may be told of several times, and counts once."""
     done = []
 
     async def rolled_out() -> None:
         loop, go_on = asyncio.get_running_loop(), asyncio.Event()
 
-        def press(times: int) -> None:
-            if not times:
+        def tell(numbers: list[signal.Signals]) -> None:
+            if not numbers:
                 go_on.set()
                 return
-            pressed()
-            loop.call_soon(press, times - 1)
+            told(numbers[0])
+            loop.call_soon(tell, numbers[1:])
 
         async def work() -> None:
             """In a task of its own, as an executor's are; it takes its time to end."""
@@ -45,7 +56,7 @@ def test_a_second_ctrl_c_leaves_time_for_what_the_proxy_is_told_and_a_third_one_
             done.append("work")
 
         async def post() -> None:
-            loop.call_soon(press, presses)
+            loop.call_soon(tell, numbers)
             await go_on.wait()
             done.append("post")
 
