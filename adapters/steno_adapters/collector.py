@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from steno.contracts.policy import Update
 from steno.contracts.runs.leases import MOST_LEASES, Lease
 from steno.contracts.runs.train_models import checked
 from steno_adapters.collected_group import Branches, CollectedGroup, read_group
+from steno_adapters.event_loop import LoopTask, started_loop
 from steno_adapters.function_agents import AgentFunction, FunctionAgents
 from steno_adapters.last_failures import LastFailures
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
@@ -101,7 +102,7 @@ class Collector:
         self._groups_run = run
         self._round, self._name = 0, uuid.uuid4().hex[:8]
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._rolling: list[_RollOut] = []
+        self._rolling: list[LoopTask] = []
         self._work = tempfile.TemporaryDirectory(prefix="steno-collector-")
         law = {} if temperature is None else {"temperature": temperature, "top_p": 1.0}
         self._options = GroupOptions(
@@ -162,7 +163,7 @@ class Collector:
             away for long. CancelledError (of `concurrent.futures`): this was closed meanwhile. KeyboardInterrupt and the like:
             trials that run have been ended as `cancelled`, and nothing is leased.
         """
-        _wait(self._start(tasks, n, Admission()))
+        self._start(tasks, n, Admission()).result()
         with self._lock:
             groups = [group for group in self._collected if group.lease.lease_id in self._held]
             self._collected = []
@@ -255,7 +256,7 @@ class Collector:
 
     def _start(
         self, tasks: Iterable[Task | Mapping[str, Any]], n: int, admission: Admission, *, again: bool = False
-    ) -> _RollOut:
+    ) -> LoopTask:
         if self._prepared is None and self._executor is None:
             raise BadRequest(
                 "agent: got None, must be a function or settings, for trials to be run here", field="agent"
@@ -264,11 +265,10 @@ class Collector:
         with self._lock:
             self._check_open()
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_serve, args=(self._loop,), name="steno-rollouts", daemon=True).start()
+                self._loop = started_loop()
             planned = self._noted(_planned(tasks, hide, "again" if again else f"{self._name}-{self._round}", again))
             self._round += 1
-            rolling = _RollOut(self._loop, self._roll(planned, n, admission, again))
+            rolling = LoopTask(self._loop, self._roll(planned, n, admission, again))
             self._rolling = [earlier for earlier in self._rolling if not earlier.ended.is_set()] + [rolling]
         return rolling
 
@@ -364,43 +364,6 @@ class Collector:
                         log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)
 
 
-class _RollOut:
-    """A coroutine on the event loop of the rollouts, for other threads. future: what came of it; cancelled, it ends its trials
-    first. ended: nothing of it runs any more."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> None:
-        self.future: Future[None] = Future()
-        self.ended = threading.Event()
-        loop.call_soon_threadsafe(self._begin, loop, coroutine)
-
-    def _begin(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = loop.create_task(coroutine)
-        task.add_done_callback(self._over)
-        # Also where it is cancelled by now. A task that has ended is not changed by that.
-        self.future.add_done_callback(lambda _: loop.call_soon_threadsafe(task.cancel))
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self.ended.set()
-        if task.cancelled():
-            self.future.cancel()
-        if not self.future.set_running_or_notify_cancel():
-            return
-        if (error := task.exception()) is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(None)
-
-
-def _wait(rolling: _RollOut) -> None:
-    """To its end, whatever it comes to."""
-    try:
-        rolling.future.result()
-    except BaseException:
-        rolling.future.cancel()
-        rolling.ended.wait()
-        raise
-
-
 def _prepared(settings: RolloutSettings, run: str, key: str | None) -> Prepared:
     """Args: key: by which the proxy is asked, whatever the settings have. Raises: ConfigError."""
     shown = SecretStr(key) if key is not None else None
@@ -422,15 +385,3 @@ def _planned(
             raise BadRequest(f"tasks: two are named {task.task_id!r}, must be one each", field="tasks")
         seen[task.task_id] += 1
         yield Planned(task, f"{round_name}-{seen[task.task_id]}")
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Until it is stopped. What calls `sys.exit()` on it would end it, and who waits for the rest would wait for ever: they are
-    told instead."""
-    while True:
-        try:
-            loop.run_forever()
-        except (SystemExit, KeyboardInterrupt) as error:
-            log.error("rollouts: %s on their event loop", error.__class__.__name__)
-        else:
-            return
