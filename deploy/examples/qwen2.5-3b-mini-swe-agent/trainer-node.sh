@@ -15,21 +15,26 @@ mkdir -p "$data/redis"
 data=$(realpath "$data")
 # Copies on their way to the proxy: a local disk, since training stands still for them, and a folder of this $data: it is one run's.
 weights=${WEIGHTS:-${TMPDIR:-/tmp}/steno-weights-$(printf %s "$data" | sha256sum | cut -c1-12)}
-rollouts='' trainer='' sockets=''
-finish() {  # the trainer's last step and checkpoint first: it needs the proxy
-  trap - EXIT INT TERM
-  for part in $rollouts $trainer; do kill "$part" 2>/dev/null || true; wait "$part" || true; done
-  kill $(jobs -p) 2>/dev/null || true
-  wait
+rollouts='' trainer='' proxy='' redis='' sockets=''
+end() {  # told once more, it gives less time to what it still does
+  trap 'kill "$1" 2>/dev/null || true' HUP INT TERM
+  kill "$1" 2>/dev/null || true
+  while kill -0 "$1" 2>/dev/null; do wait "$1" || true; done
+}
+finish() {  # the trainer makes its last step and checkpoint: it needs the proxy, which needs Redis
+  trap - EXIT
+  for part in $rollouts $trainer $proxy $redis; do end "$part"; done
   [ -z "$sockets" ] || rm -rf "$sockets"
 }
 trap finish EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
+# Each part is started by setsid: a terminal's Ctrl-C goes to this script alone, which ends them in their order.
 # On a socket of its own: another Redis of this machine may have the port, and would keep its records elsewhere. Not in $data, which may
 # be longer than the 107 bytes that a socket's path may have.
 sockets=$(mktemp -d /tmp/steno-redis-XXXXXX)
-redis-server --port 0 --unixsocket "$sockets/socket" --dir "$data/redis" --appendonly yes --appendfsync everysec &
+setsid redis-server --port 0 --unixsocket "$sockets/socket" --dir "$data/redis" --appendonly yes --appendfsync everysec &
 redis=$!
 until [ -e "$sockets/socket" ]; do sleep 0.1; kill -0 "$redis" || exit 1; done
 url=http://127.0.0.1:8000
@@ -37,20 +42,26 @@ if curl --noproxy '*' -s --max-time 5 "$url" >/dev/null; then  # trainer and rol
   echo "trainer-node.sh: port 8000 answers already: end what listens there (another proxy?)" >&2
   exit 1
 fi
-steno proxy --host 0.0.0.0 --port 8000 --redis-url "unix://$sockets/socket" --keys-dir "$data/keys" &
+# The archive of a Redis is named by its address, if it is not given; the socket's path is another one at each start.
+setsid steno proxy --host 0.0.0.0 --port 8000 --redis-url "unix://$sockets/socket" --keys-dir "$data/keys" \
+  --archive "$data/archive" &
 proxy=$!
 until curl --noproxy '*' -sf --max-time 5 "$url/readyz" >/dev/null; do sleep 1; kill -0 "$proxy" || exit 1; done
 cd "$here"
-python -m steno_cli.torchrun --standalone --shutdown-timeout 600 --nproc-per-node "${GPUS:-8}" \
+setsid python -m steno_cli.torchrun --standalone --shutdown-timeout 600 --nproc-per-node "${GPUS:-8}" \
   -m steno train --config train.yaml --checkpoint-dir "$data/checkpoints" \
   --weights-dir "$weights" --metrics-file "$data/metrics.jsonl" --tensorboard-dir "$data/tensorboard" &
 trainer=$!
-steno rollout --config rollout.yaml --results "$data/results.jsonl" --work-dir "$data/trials" &
+setsid steno rollout --config rollout.yaml --results "$data/results.jsonl" --work-dir "$data/trials" &
 rollouts=$!
 code=0
-wait -n -p ended "$trainer" "$rollouts" || code=$?
+wait -n -p ended "$trainer" "$rollouts" "$proxy" "$redis" || code=$?
 if [ "$ended" = "$rollouts" ] && [ "$code" = 0 ]; then  # rollouts are over: the trainer takes what is left, and ends
   rollouts=''
-  wait "$trainer" || code=$?
+  wait -n -p ended "$trainer" "$proxy" "$redis" || code=$?
 fi
+case $ended in  # trainer and rollouts would wait for it
+  "$proxy") echo "trainer-node.sh: the proxy has ended (exit code $code)" >&2; exit 1 ;;
+  "$redis") echo "trainer-node.sh: redis-server has ended (exit code $code)" >&2; exit 1 ;;
+esac
 exit "$code"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from steno_rollouts.config import RolloutSettings
 from steno_rollouts.tasks.task import Task, load_tasks
 from steno_rollouts.trials import workdir
 from steno_trainer.run_config import RunSettings
+from tests.support.programs.processes import until
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "deploy/examples/qwen2.5-3b-mini-swe-agent"
 SOLUTIONS = {
@@ -128,19 +131,25 @@ case "$(basename "$0") $*" in
   "steno proxy"*) [ -z "$NO_PROXY_STARTS" ] || exit 1; touch "$LOG.answers" ;;
 esac
 case "$(basename "$0") $*" in
-  redis-server*|"steno proxy"*) trap 'say "${0##*/} $1 ends"; exit 0' TERM; up; while :; do sleep 0.05; done ;;
-  "steno rollout"*) until [ "$(wc -l <"$LOG.up")" = 3 ]; do sleep 0.05; done; say "rollouts end"; exit "$ROLLOUTS" ;;
+  redis-server*|"steno proxy"*)
+    trap 'say "${0##*/} ends"; exit 0' TERM; up
+    until [ "${0##*/}" = "$DIES" ] && [ -e "$LOG.both" ]; do sleep 0.05; done ;;
+  "steno rollout"*)
+    trap 'say "rollouts are told to end"; exit 0' TERM
+    until [ "$(wc -l <"$LOG.up")" = 3 ]; do sleep 0.05; done
+    while [ "$ROLLOUTS" = stay ]; do echo >"$LOG.both"; sleep 0.05; done
+    say "rollouts end"; exit "$ROLLOUTS" ;;
   python*)
-    trap 'say "trainer is told to end"; exit 0' TERM; up
+    trap 'say "trainer is told to end"; sleep 0.5; say "trainer ends"; exit 0' TERM; up
     until grep -q "rollouts end" "$LOG" 2>/dev/null; do sleep 0.05; done
-    [ "$ROLLOUTS" = 0 ] || while :; do sleep 0.05; done
+    while [ "$ROLLOUTS" != 0 ] || [ "$TRAINER" = stay ]; do echo >"$LOG.both"; sleep 0.05; done
     for _ in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done
     say "last step"; exit "$TRAINER" ;;
 esac
 """
 
 
-def start(folder: Path, *, data: str, cwd: Path = EXAMPLE, timeout_s: float = 60, **more: str) -> int:
+def started(folder: Path, *, data: str, cwd: Path = EXAMPLE, **more: str) -> subprocess.Popen[bytes]:
     """The script itself; what it starts only says what becomes of it, in files beside `folder/log`."""
     for name in ("redis-server", "steno", "curl", "python"):
         (folder / name).write_text(STUB)
@@ -153,22 +162,64 @@ def start(folder: Path, *, data: str, cwd: Path = EXAMPLE, timeout_s: float = 60
         "NO_REDIS": "",
         "NO_PROXY_STARTS": "",
         "FOREIGN": "",
+        "DIES": "",
         **more,
     }
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "LOG": str(folder / "log"), "DATA": data, **given}
-    return subprocess.run(
-        [EXAMPLE / "trainer-node.sh"], timeout=timeout_s, check=False, cwd=cwd, env=environment
-    ).returncode
+    return subprocess.Popen([EXAMPLE / "trainer-node.sh"], cwd=cwd, env=environment, start_new_session=True)
+
+
+def start(folder: Path, *, data: str, cwd: Path = EXAMPLE, timeout_s: float = 60, **more: str) -> int:
+    """Its exit code."""
+    script = started(folder, data=data, cwd=cwd, **more)
+    try:
+        return script.wait(timeout_s)
+    finally:
+        script.kill()
 
 
 @pytest.mark.parametrize(("rollouts", "trainer"), [(0, 0), (0, 3), (1, 0)])
 def test_the_trainers_last_step_is_waited_for_and_all_end_in_order(rollouts: int, trainer: int, tmp_path: Path) -> None:
     ended = start(tmp_path, data=str(tmp_path / "data"), timeout_s=120, ROLLOUTS=str(rollouts), TRAINER=str(trainer))
     said = (tmp_path / "log").read_text().splitlines()
-    middle = "last step" if rollouts == 0 else "trainer is told to end"
-    assert said[:2] == ["rollouts end", middle]
-    assert sorted(said[2:]) == ["redis-server --port ends", "steno proxy ends"]
+    middle = ["last step"] if rollouts == 0 else ["trainer is told to end", "trainer ends"]
+    assert said == ["rollouts end", *middle, "steno ends", "redis-server ends"]
     assert ended == (rollouts or trainer)
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_all_of_its_terminal_ends_all_in_order(sent: signal.Signals, code: int, tmp_path: Path) -> None:
+    """Ctrl-C went to Redis, proxy, trainer and rollouts at once: there was no proxy to push and to post to. With SIGTERM it is
+    seen here: stubs that a script starts in its background ignore SIGINT."""
+    script = started(tmp_path, data=str(tmp_path / "data"), ROLLOUTS="stay")
+    try:
+        until(lambda: (tmp_path / "log.both").exists())
+        os.killpg(script.pid, sent)
+        assert script.wait(60) == code
+    finally:
+        script.kill()
+    said = (tmp_path / "log").read_text().splitlines()
+    trainer = ["trainer is told to end", "trainer ends"]
+    assert said == ["rollouts are told to end", *trainer, "steno ends", "redis-server ends"]
+
+
+@pytest.mark.parametrize("rollouts", ["stay", "0"])
+@pytest.mark.parametrize(("dies", "called"), [("steno", "the proxy"), ("redis-server", "redis-server")])
+def test_it_ends_with_its_proxy_and_its_redis(
+    dies: str, called: str, rollouts: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Trainer and rollouts waited for it, for ever, and GPUs with them."""
+    data = str(tmp_path / "data")
+    assert start(tmp_path, data=data, timeout_s=120, ROLLOUTS=rollouts, TRAINER="stay", DIES=dies) == 1
+    assert f"trainer-node.sh: {called} has ended (exit code 0)\n" in capfd.readouterr().err
+    assert "trainer ends" in (tmp_path / "log").read_text()
+
+
+def test_its_archive_is_in_its_data(tmp_path: Path) -> None:
+    """By its Redis's address it would be another one at each start, and what is in the first one would be missing."""
+    assert start(tmp_path, data=str(tmp_path / "data")) == 0
+    [words] = [line for line in (tmp_path / "log.words").read_text().splitlines() if line.startswith("proxy ")]
+    assert words.endswith(f" --archive {tmp_path}/data/archive")
 
 
 def test_nothing_is_recorded_where_its_redis_does_not_start(tmp_path: Path) -> None:
@@ -234,3 +285,34 @@ def test_each_data_folder_of_a_machine_has_weights_of_its_own(tmp_path: Path) ->
         found += re.findall(r"--weights-dir (\S+)", (folder / "log.words").read_text())
     first, second, again = found
     assert first == again != second and first.startswith("/scratch/steno-weights-")
+
+
+WORKER = """#!/bin/sh
+[ "${0##*/}" = steno ] || { echo 0; echo 1; exit; }
+trap 'echo told >>"$LOG.$CUDA_VISIBLE_DEVICES"' TERM HUP
+echo up >>"$LOG.$CUDA_VISIBLE_DEVICES"
+until grep -q told "$LOG.$CUDA_VISIBLE_DEVICES"; do sleep 0.05; done
+for _ in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done
+echo ends >>"$LOG.$CUDA_VISIBLE_DEVICES"
+"""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_all_of_its_terminal_tells_each_worker_once(
+    sent: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    """Told twice, by the terminal and by the script, they leave what they are saying."""
+    for name in ("nvidia-smi", "steno"):
+        (tmp_path / name).write_text(WORKER)
+        (tmp_path / name).chmod(0o755)
+    given = {"LOG": str(tmp_path / "log"), "PROXY": "http://p", "STENO_WORKER_KEY": "w"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **given}
+    script = subprocess.Popen([EXAMPLE / "inference-node.sh"], env=environment, start_new_session=True)
+    logs = [tmp_path / "log.0", tmp_path / "log.1"]
+    try:
+        until(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
+        os.killpg(script.pid, sent)
+        assert script.wait(60) == code
+    finally:
+        script.kill()
+    assert [log.read_text().split() for log in logs] == [["up", "told", "ends"]] * 2
