@@ -1,11 +1,15 @@
 """What a trial was worth: the share of its task's checks that pass.
 
-The checks come from the task's own folder, which the agent never had, and run on a copy of what it left behind.
+The checks come from the task's own folder, which the agent never had, and run on a copy of what it left behind. A check has passed
+if it said so at its end: a program that ends before, with exit code 0, has not. What is repaired is imported into the check's process,
+so a program made to cheat still can.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -24,11 +28,17 @@ def score(task_folder: Path, workdir: Path) -> dict[str, float]:
         passed, total = 0, len(names(checks))
         for name in names(checks):
             try:
-                code = f"import sys; sys.path[:0] = ['.', {folder!r}]; import checks; checks.{name}()"
-                done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, timeout=TIMEOUT_S)
+                word = secrets.token_hex()
+                code = (
+                    f"import sys; sys.path[:0] = [{folder!r}, '.']; import checks; checks.{name}(); print('\\n{word}')"
+                )
+                done = subprocess.run(
+                    [sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, errors="replace",
+                    timeout=TIMEOUT_S, env={"PATH": os.environ.get("PATH", os.defpath)},  # no keys of the one who trains
+                )  # fmt: skip
             except subprocess.TimeoutExpired:
                 continue
-            passed += done.returncode == 0
+            passed += done.returncode == 0 and done.stdout.splitlines()[-1:] == [word]
     return {"reward": passed / total, "solved": float(passed == total)}
 
 

@@ -89,6 +89,35 @@ def test_a_task_is_unsolved_as_it_comes_and_solved_by_its_solution(task: Task, t
     assert score(task, work) == {"reward": 1.0, "solved": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("left", "solved"),
+    [
+        ({"slug.py": "import sys\nslug = str.lower\nsys.exit()\n"}, False),
+        ({"slug.py": "slug = str.lower\n", "checks.py": "def __getattr__(name):\n    return lambda: None\n"}, False),
+        ({**SOLUTIONS["slug"], "checks.py": "raise SystemExit('mine')\n"}, True),
+        ({"slug.py": SOLUTIONS["slug"]["slug.py"] + "print(end='said while it was imported')\n"}, True),
+    ],
+    ids=["ends early", "brings its checks", "has a checks.py of its own", "says something"],
+)
+def test_only_the_tasks_own_checks_count_and_each_to_its_end(
+    left: dict[str, str], solved: bool, tmp_path: Path
+) -> None:
+    for name, text in left.items():
+        (tmp_path / name).write_text(text)
+    [task] = [task for task in load_tasks(EXAMPLE / "tasks") if task.task_id == "slug"]
+    assert (score(task, tmp_path)["reward"] == 1.0) is solved
+
+
+def test_what_is_scored_sees_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STENO_ADMIN_KEY", "secret")
+    told = tmp_path / "told"
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/slug.py").write_text(f"import os\nopen({str(told)!r}, 'w').write(str(dict(os.environ)))\n")
+    [task] = [task for task in load_tasks(EXAMPLE / "tasks") if task.task_id == "slug"]
+    score(task, tmp_path / "work")
+    assert "PATH" in told.read_text() and "secret" not in told.read_text()
+
+
 @pytest.mark.parametrize("script", sorted(EXAMPLE.glob("*.sh")), ids=lambda path: path.name)
 def test_its_scripts_are_shell_and_name_options_that_there_are(script: Path) -> None:
     assert script.stat().st_mode & 0o111
