@@ -198,9 +198,9 @@ PROXY_PANELS = (
     ),
     Panel(
         "Share of turns that lost their history, by dialect",
-        'sum by (dialect) (rate(steno_proxy_recognised_total{how=~"assistant_rewritten|history_rewritten|system_changed|'
-        'tools_changed|options_changed|render_differs|render_refused|tokenizer_changed"}[15m])) / sum by (dialect) '
-        "(rate(steno_proxy_recognised_total[15m]))",
+        'sum by (dialect) (rate(steno_proxy_recognised_total{how=~"assistant_rewritten|history_rewritten|history_dropped|'
+        'system_changed|tools_changed|options_changed|render_differs|render_refused|tokenizer_changed"}[15m])) / '
+        "sum by (dialect) (rate(steno_proxy_recognised_total[15m]))",
         "Their history is rendered anew, so one sample trains fewer tokens. A constant share is the agent's own rewriting; a "
         "rise after an update of an agent, a template or this proxy is a regression",
         "> 0.2 for 15m",

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from scripts.generate_docs import proxy_metrics
 from scripts.panels import ROWS, Panel
 from scripts.watching import dashboard, rule_groups
+from steno.contracts.records import ForkReason
 from steno_trainer.reporting.trackers import Prometheus
 from steno_worker.metrics import WorkerMetrics
 
@@ -38,6 +39,14 @@ def known() -> set[str]:
 def test_a_panel_names_series_that_there_are(panel: Panel, known: set[str]) -> None:
     named = set(re.findall(r"steno_(?:proxy|worker|train)_\w+", f"{panel.query} {panel.alert}"))
     assert named and named <= known, named - known
+
+
+def test_a_turn_that_lost_its_history_is_counted_whatever_became_of_it() -> None:
+    """Of a history that lacked a message nothing was seen: neither drawn nor an alert."""
+    [panel] = [panel for panel in PANELS if panel.name == "HistoriesLost"]
+    [counted] = re.findall(r'how=~"([a-z_|]+)"', panel.query)
+    kept = {ForkReason.SIBLING, ForkReason.DIVERGED, ForkReason.NEW_CONVERSATION}
+    assert sorted(counted.split("|")) == sorted(set(ForkReason) - kept)
 
 
 def test_every_panel_is_on_the_dashboard_once_and_nothing_overlaps() -> None:
