@@ -25,7 +25,7 @@ COPY steno steno
 COPY steno_cli steno_cli
 RUN /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/steno/bin/python -m pip install --no-cache-dir --no-deps /wheels/*.whl \
-    && /opt/steno/bin/python -m pip uninstall --yes pip \
+    && /opt/steno/bin/python -m pip uninstall --yes setuptools pip \
     && install -d -m 0700 -o 10001 -g 10001 /var/lib/steno
 
 FROM python:3.11-slim-bookworm AS proxy
