@@ -1,8 +1,8 @@
 """What a trial was worth: the share of its task's checks that pass.
 
-The checks come from the task's own folder, which the agent never had, and run on a copy of what it left behind. A check has passed
-if it said so at its end: a program that ends before, with exit code 0, has not. What is repaired is imported into the check's process,
-so a program made to cheat still can.
+The checks come from the task's own folder, which the agent never had, and run on a copy of what it left behind. A check has
+passed if it said so at its end: a program that ends before, with exit code 0, has not. What is repaired is imported into the
+check's process, so a program that is made to cheat still can.
 """
 
 from __future__ import annotations
