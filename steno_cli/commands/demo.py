@@ -15,7 +15,10 @@ _TRAINING = "With --train"
 
 
 def demo(
-    trials: Annotated[int, typer.Option(min=1, max=64, help="How many agents run, each in a trial of its own.")] = 3,
+    context: typer.Context,
+    trials: Annotated[
+        int, typer.Option(min=1, max=64, help="How many agents run, each in a trial of its own. Not with --train.")
+    ] = 3,
     keep: Annotated[
         bool | None,
         typer.Option("--keep/--no-keep", help="Go on serving afterwards, until Ctrl-C. Default: on a terminal, yes."),
@@ -42,8 +45,12 @@ def demo(
 
     Needs no GPU, no Redis and no download. Ends what it started.
     """
-    if set_ and not train:
-        raise ConfigError(f"--set: got {set_[0]!r}, which is for the trainer: only with --train", field="set")
+    for name in ("trials",) if train else ("steps", "seed", "plot", "set"):
+        given = context.get_parameter_source("set_" if name == "set" else name)
+        if given is not None and given.name == "COMMANDLINE":
+            raise ConfigError(f"--{name}: {'not' if train else 'only'} with --train", field=name)
+    # Whoever watches wants to look around with the lines just printed; a script wants it to end.
+    keep = sys.stdout.isatty() if keep is None else keep
     require_modules("openai", "torch", "transformers", "fastapi")
     if train:
         require_modules("deepspeed", "matplotlib")
@@ -52,12 +59,11 @@ def demo(
             raise ConfigError(f"--plot: {plot} is a folder; a PNG is written: give a file in it", field="plot")
         from steno_cli.demo.train import run as run_training
 
-        run_training(steps=steps, seed=seed, plot=plot, port=port, more=_settings(set_ or []))
+        run_training(steps=steps, seed=seed, plot=plot, keep=keep, port=port, more=_settings(set_ or []))
         return
     from steno_cli.demo.record import run
 
-    # Whoever watches wants to look around with the lines just printed; a script wants it to end.
-    run(trials=trials, keep=sys.stdout.isatty() if keep is None else keep, port=port)
+    run(trials=trials, keep=keep, port=port)
 
 
 def _settings(given: list[str]) -> dict[str, Any]:

@@ -118,7 +118,14 @@ async def until_served(trial: Trial, *children: DemoProcess) -> None:
             await asyncio.sleep(0.2)
 
 
-async def until_one_ends(*children: DemoProcess) -> None:
+async def serve(console: Console, *children: DemoProcess) -> None:
+    """Until Ctrl-C or SIGTERM. Raises: DemoFailed: one of them has ended."""
+    console.print("\nServing until Ctrl-C.", style="dim")
+    with contextlib.suppress(asyncio.CancelledError):  # how this is meant to end
+        await _until_one_ends(*children)
+
+
+async def _until_one_ends(*children: DemoProcess) -> None:
     waits = [asyncio.ensure_future(child.process.wait()) for child in children]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

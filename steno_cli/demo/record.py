@@ -27,9 +27,9 @@ from steno_cli.demo.processes import (
     environment,
     free_port,
     says_stopped,
+    serve,
     start,
     until_healthy,
-    until_one_ends,
     until_served,
 )
 from steno_cli.demo.report import show_record, show_where_to_look
@@ -93,9 +93,7 @@ async def demo(console: Console, *, trials: int = 3, keep: bool = False, port: i
             worker.check()
             await _report(console, client, url, runs, keep)
             if keep:
-                console.print("\nServing until Ctrl-C.", style="dim")
-                with contextlib.suppress(asyncio.CancelledError):  # how this is meant to end
-                    await until_one_ends(proxy, worker)
+                await serve(console, proxy, worker)
             return solved == trials
 
 

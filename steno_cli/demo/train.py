@@ -34,6 +34,7 @@ from steno_cli.demo.processes import (
     cancelled_by_signals,
     free_port,
     says_stopped,
+    serve,
     start,
     until_healthy,
 )
@@ -120,24 +121,27 @@ class Agents(Executor):
 
 
 def run(
-    *, steps: int = STEPS, seed: int = 0, plot: Path = Path("steno-demo.png"), port: int | None = None,
-    more: Mapping[str, Any] | None = None,
+    *, steps: int = STEPS, seed: int = 0, plot: Path = Path("steno-demo.png"), keep: bool = False,
+    port: int | None = None, more: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """`steno demo --train`. more: settings of the trainer. Raises: ConfigError, before anything is started; DemoFailed;
     SystemExit(1) if rewards did not rise."""
     check_settings(more or {})
     console = Console(highlight=False)
     with says_stopped(console):
-        outcome = asyncio.run(demo_train(console, steps=steps, seed=seed, plot=plot, port=port, more=more))
+        outcome = asyncio.run(demo_train(console, steps=steps, seed=seed, plot=plot, keep=keep, port=port, more=more))
     if not outcome.rose:
         raise SystemExit(1)
 
 
 async def demo_train(
-    console: Console, *, steps: int = STEPS, seed: int = 0, plot: Path, port: int | None = None,
+    console: Console, *, steps: int = STEPS, seed: int = 0, plot: Path, keep: bool = False, port: int | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> DemoOutcome:  # fmt: skip
-    """Run the loop for `steps` optimisation steps, evaluated before and after. Raises: DemoFailed."""
+    """Run the loop for `steps` optimisation steps, evaluated before and after. Raises: DemoFailed.
+
+    keep: go on serving after the report, until Ctrl-C or SIGTERM.
+    """
     port = free_port(port)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="steno-demo-") as name, cancelled_by_signals():
@@ -170,6 +174,9 @@ async def demo_train(
             console.print(
                 f"\nMean reward {before:.3f} before training, {after:.3f} after {steps} steps; the curve is in {plot}"
             )
+            if keep:
+                console.print(f"  {url}/ui/#/runs/{RUN}   in a browser", markup=False, soft_wrap=True)
+                await serve(console, proxy, worker)
             return outcome
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from steno.contracts.errors import ConfigError
 from steno.contracts.runs.leases import RunView
-from steno_cli.demo import train
+from steno_cli.demo import record, train
 from steno_cli.demo.train_report import show_ledger, write_plot
 from steno_cli.main import app
 from steno_rollouts.groups.admission import Admission
@@ -83,6 +83,18 @@ def test_settings_of_the_trainer_are_its_own_and_lie_over_the_demos(
     assert asked["more"] == {"push": "delta", "push_full_every": 4, "wandb_project": "2026-11-23"}
 
 
+@pytest.mark.parametrize(
+    ("words", "kept"), [(["--keep"], True), (["--no-keep"], False), (["--train", "--keep"], True), (["--train"], False)]
+)
+def test_it_goes_on_serving_where_it_is_asked_to(words: list[str], kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --train it ended, and took the trained run with it."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(train, "run", lambda **given: asked.update(given))
+    monkeypatch.setattr(record, "run", lambda **given: asked.update(given))
+    assert CliRunner().invoke(app, ["demo", *words]).exit_code == 0
+    assert asked["keep"] is kept
+
+
 @pytest.mark.parametrize("word", ["push", "=delta"])
 def test_a_setting_without_a_name_or_a_value_is_refused(word: str) -> None:
     refused = CliRunner().invoke(app, ["demo", "--train", "--set", word])
@@ -141,7 +153,11 @@ async def test_as_many_groups_are_admitted_as_the_trainer_waits_for(
         (["--train", "--set", "push=!!timestamp 2026-13-13"], "--set push: got '!!timestamp 2026-13-13', which is not"),
         (["--train", "--set", "run=x", "--set", "push=!!set {a}"], "--set run: got 'x'"),
         (["--train", "--set", "push=!!set {a}"], "--set push: got {'a'}, must be a value that JSON has"),
-        (["--set", "push=delta"], "--set: got 'push=delta', which is for the trainer: only with --train"),
+        (["--set", "push=delta"], "--set: only with --train"),
+        (["--steps", "15"], "--steps: only with --train"),
+        (["--seed", "0"], "--seed: only with --train"),
+        (["--plot", "a.png"], "--plot: only with --train"),
+        (["--train", "--trials", "3"], "--trials: not with --train"),
     ],
 )
 def test_what_the_trainer_or_the_demo_cannot_take_is_refused_before_anything_is_started(
@@ -151,6 +167,7 @@ def test_what_the_trainer_or_the_demo_cannot_take_is_refused_before_anything_is_
         raise AssertionError("started")
 
     monkeypatch.setattr(train, "demo_train", started)
+    monkeypatch.setattr(record, "demo", started)
     monkeypatch.setenv("STENO_TRAIN_PUSH_EVERY", "bad")  # the trainer of the demo does not see it
     refused = CliRunner().invoke(app, ["demo", *words])
     assert isinstance(refused.exception, ConfigError), refused.exception
