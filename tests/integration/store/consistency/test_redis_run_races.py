@@ -18,6 +18,7 @@ from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.run import changes
 from steno_proxy.store.redis.schema import PENDING, run_keys
 from steno_proxy.store.redis.store import RedisStore
+from steno_proxy.store.runs.settlement import EndedTrial
 from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.records.groups import RUN, end, finished, group, lease, speak, unaccounted
 from tests.support.records.older_runs import older
@@ -219,6 +220,50 @@ async def test_who_is_always_late_is_told(
     with pytest.raises(StoreUnavailable, match="changes too often"):
         await store.runs.acknowledge(one.lease_id, now=20.0)
     await store.runs.acknowledge(one.lease_id, now=20.0)
+
+
+async def test_a_group_that_gets_ready_just_before_another_is_closed_and_leased_is_found(
+    store: RedisStore, other: RedisStore
+) -> None:
+    """It stood before the last entry that was claimed, where nobody looks for what was never leased: it was ready for ever."""
+    await finished(store, "before", now=8.0)
+    await store.runs.acknowledge((await lease(store))[0].lease_id, now=8.0)
+    await group(store, "closed", deadline_s=5.0)
+    await speak(store, "closed.0", 5)
+    await end(store, "closed.0")
+    meanwhile = Meanwhile(store)
+    meanwhile.acts.append(lambda: finished(other, "ready"))
+    first = await lease(store, now=20.0)
+    assert meanwhile.answers == [1]
+    second, third = await lease(store, now=21.0), await lease(other, now=22.0)
+    assert [[one.group.group_id for one in found] for found in (first, second, third)] == [["closed"], ["ready"], []]
+    for one in (*first, *second):
+        await store.runs.acknowledge(one.lease_id, now=23.0)
+    counts = (await store.runs.view(RUN, now=24.0)).groups
+    assert (counts.ready, counts.leased, counts.acknowledged) == (0, 0, 3)
+
+
+async def test_a_group_that_ends_behind_one_that_is_leased_in_the_same_write_is_found(store: RedisStore) -> None:
+    """Some ends and a lease that came together: what is written first need not be what is leased."""
+    for name, size in (("slow", 2), ("quick", 1), ("first", 1)):
+        for trial_id in (await group(store, name, size)).trial_ids:
+            await store.complete(trial_id, status="completed", reward=1.0, end_reason="x", metrics={}, now=9.0)
+
+    def ends(name: str, number: int) -> Awaitable[None]:
+        return store.runs.ended(RUN, EndedTrial(f"{name}.{number}", name, "7.0", "train", True, {"l/1": 5}), 10.0)
+
+    async def all_come() -> None:  # while the one before is written
+        coming.append(asyncio.gather(ends("slow", 0), ends("quick", 0), lease(store, most=2), ends("slow", 1)))
+        await asyncio.sleep(0)  # each has begun
+
+    coming: list[asyncio.Future[Any]] = []
+    meanwhile = Meanwhile(store)
+    meanwhile.acts.append(all_come)
+    await ends("first", 0)
+    [_, _, leased, _] = await coming[0]
+    assert len(meanwhile.answers) == 2
+    found = [leased, await lease(store, now=21.0, most=3)]
+    assert [[one.group.group_id for one in some] for some in found] == [["first", "quick"], ["slow"]]
 
 
 async def test_many_trials_end_and_many_groups_are_leased_at_two_replicas(store: RedisStore, other: RedisStore) -> None:

@@ -13,6 +13,19 @@ for _, seen in ipairs(plan.seen) do
 end
 
 local TRAINERS = 'trainers'  -- the consumer group
+
+-- Groups that never were leased are found behind the last entry that was claimed. Those before `entry` are found from now on as
+-- those are whose lease was released.
+local function keep_findable(entry)
+  local trainers, last = redis.call('XINFO', 'GROUPS', KEYS[5])[1]
+  for i = 1, #trainers, 2 do
+    if trainers[i] == 'last-delivered-id' then last = trainers[i + 1] end
+  end
+  for _, other in ipairs(redis.call('XRANGE', KEYS[5], '(' .. last, '(' .. entry)) do
+    redis.call('ZADD', KEYS[6], 'NX', 0, other[2][2])
+  end
+end
+
 for _, one in ipairs(plan.ready) do
   local name, group, consumer = unpack(one)
   local fresh = redis.call('EXISTS', KEYS[5]) == 0
@@ -20,6 +33,7 @@ for _, one in ipairs(plan.ready) do
   if fresh then redis.call('XGROUP', 'CREATE', KEYS[5], TRAINERS, '0') end
   redis.call('HSET', KEYS[1], name, '{"o":"' .. entry .. '",' .. string.sub(group, 2))
   if consumer then
+    keep_findable(entry)
     redis.call('XCLAIM', KEYS[5], TRAINERS, consumer, 0, entry, 'FORCE', 'JUSTID', 'LASTID', entry)
   end
 end
