@@ -24,13 +24,13 @@ class ArchivedTurns:
         self._kept: OrderedDict[ArchivePlace, tuple[list[Turn], asyncio.TimerHandle]] = OrderedDict()
 
     async def page(self, trial_id: str, place: ArchivePlace, start: int, limit: int) -> list[Turn]:
-        """Raises: ArchiveUnreadable."""
+        """Whoever asks may change what it is given: it goes on with a fork's, say. Raises: ArchiveUnreadable."""
         turns = self._let_go(place)
         if turns is None:
             _, turns = await self._shelf.read(trial_id, place)
         if start + limit < len(turns):
             self._keep(place, turns)
-        return turns[start : start + limit]
+        return [turn.model_copy() for turn in turns[start : start + limit]]
 
     def _keep(self, place: ArchivePlace, turns: list[Turn]) -> None:
         self._let_go(place)  # two may have read it at once

@@ -49,6 +49,16 @@ async def test_all_pages_are_of_one_read_and_nothing_is_kept_of_it() -> None:
     assert await indices(turns, "t", 300) == [] and turns._kept == {}
 
 
+async def test_what_a_reader_makes_of_its_turns_is_not_read_by_the_next_one() -> None:
+    """A trial that was forked from this one puts a path before a turn's ids. The second one found it there, and put it twice."""
+    turns = ArchivedTurns(shelf := Shelf())
+    for _ in range(2):
+        [one] = await turns.page("t", place("t"), 0, 1)
+        assert one.new_prompt_ids == turn(1, index=0).new_prompt_ids
+        one.new_prompt_ids += b"more"
+    assert shelf.reads == ["t"]
+
+
 async def test_of_several_the_newest_are_kept_as_far_as_there_is_room() -> None:
     turns = ArchivedTurns(shelf := Shelf())
     for start in (0, 100):
