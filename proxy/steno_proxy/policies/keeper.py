@@ -340,7 +340,8 @@ class PolicyKeeper:
     def _note(self, updates: PolicyUpdates) -> None:
         """Count what has ended; have the store told; mark workers where they may generate, or may not any more."""
         for run in updates.runs.values():
-            if run.ended and run.noted != run.state:
+            had_ended = run.noted in ("done", "failed") and run.state == "superseded"  # whatever is in force now
+            if run.ended and run.noted != run.state and not had_ended:
                 log.info("policy update %s (%s) is %s", run.update_id, run.version, run.state)
                 lasted_s = (run.ended_at or run.since) - run.since
                 metrics.POLICY_UPDATE.labels(run.spec.transport, run.state).observe(max(0.0, lasted_s))

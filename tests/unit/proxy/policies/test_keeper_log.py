@@ -82,3 +82,25 @@ async def test_a_policy_that_can_not_be_read_holds_up_no_other_and_is_logged(cap
         assert not workers["judge"].behind, "what it serves may be newer than what is in force"
     finally:
         policies.close()
+
+
+async def test_an_update_that_is_done_is_not_superseded_by_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Each push that went well was counted once as done, and once as superseded."""
+    caplog.set_level("INFO", logger=keeper.__name__)
+    policies = keeper.PolicyKeeper(MemoryPolicies(), settle_s=0.0)
+    worker: Any = Worker("run-a/0")
+    worker.id, worker.models = "w", [ModelCard("m", 100, policy="default", policy_version="run-a/0")]
+    policies.admitted(worker)
+    try:
+        for step in (1, 2, 3):
+            await policies.post(spec(step))
+            if step < 3:
+                worker.models = [ModelCard("m", 100, policy="default", policy_version=f"run-a/{step}")]
+                policies.announced(worker)
+                policies._tick()
+        await policies.post(spec(4))
+        policies._tick()
+    finally:
+        policies.close()
+    said = [record.getMessage().partition(" (")[2] for record in caplog.records if " is " in record.getMessage()]
+    assert said == ["run-a/1) is done", "run-a/2) is done", "run-a/3) is superseded"]
