@@ -51,6 +51,17 @@ async def test_every_worker_is_told_to_load_once_all_are_ready(fleet: Fleet) -> 
     )
 
 
+async def test_a_proxy_told_to_stop_answers_who_waits_for_an_update(fleet: Fleet) -> None:
+    """A restart waited for it, and then broke it off."""
+    await fleet.worker("one", auto=False)
+    update = await fleet.steno.post_update(spec(1))
+    waits = asyncio.create_task(fleet.steno.update(update.update_id, wait_s=60))
+    await until(lambda: fleet.policies._waiters)
+    fleet.app.state.services.stopping.set()  # as the server does
+    async with asyncio.timeout(30):
+        assert (await waits).state == "running"
+
+
 async def test_a_refusal_leaves_the_others_updated_and_takes_that_worker_out_of_routing(fleet: Fleet) -> None:
     await fleet.worker("good")
     bad = await fleet.worker("bad", refuse="shard model-0.safetensors has another digest")

@@ -81,7 +81,15 @@ async def get_update(
         0.0, ge=0, le=MOST_WAIT_S, description="answer when it has ended or wants bytes, at most so many seconds later"
     ),
 ) -> Response:
-    return encoded(request, await services(request).policies.update(update_id, wait_s))
+    found = services(request)
+    waits = asyncio.ensure_future(found.policies.update(update_id, wait_s))
+    stops = asyncio.ensure_future(found.stopping.wait())
+    try:
+        await asyncio.wait({waits, stops}, return_when=asyncio.FIRST_COMPLETED)
+        return encoded(request, await (waits if waits.done() else found.policies.update(update_id)))
+    finally:
+        waits.cancel()
+        stops.cancel()
 
 
 @router.put(
