@@ -10,7 +10,7 @@ import msgspec
 from fastapi import Header, Request, Response
 from pydantic import BaseModel
 
-from steno.contracts.errors import BadRequest, Conflict, NotFound, StenoError
+from steno.contracts.errors import ArchiveUnreadable, BadRequest, Conflict, NotFound, StenoError
 from steno.contracts.records import ForkOf, Session, readable
 from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, SampleList, Trial, TurnPage
 from steno.contracts.runs.leases import EPOCH_HEADER, GroupList
@@ -114,18 +114,24 @@ async def harness_of_trial(request: Request, trial_id: str) -> None:
     key = key_of(request.scope["headers"])
     if found.keys.is_admin(key) or (request.method == "GET" and found.keys.is_reader(key, reading_cookies(request))):
         return
+    if not found.keys.may_be_harness(key):
+        found.keys.check_harness(key, None)
+    found.keys.check_harness(key, *await _whose(found.store, trial_id))
+
+
+async def _whose(store: SessionStore, trial_id: str) -> tuple[str | None, str | None]:
+    """Group and run of a trial, also of one that is deleted or in an archive that can't be read. Raises: StoreUnavailable."""
     try:
-        session = await found.store.session(trial_id)
-        group_id, run_id = session.group_id, session.run_id
+        session = await store.session(trial_id)
     except StenoError as error:
-        if error.retryable:
+        if error.retryable and not isinstance(error, ArchiveUnreadable):
             raise
-        group_id, run_id = await _group_of_deleted(found.store, trial_id)
-    found.keys.check_harness(key, group_id, run_id)
+        return await _group_that_names(store, trial_id)
+    return session.group_id, session.run_id
 
 
-async def _group_of_deleted(store: SessionStore, trial_id: str) -> tuple[str | None, str | None]:
-    """Group and run that still name a trial of which nothing is on record: who may read it is told that it was deleted."""
+async def _group_that_names(store: SessionStore, trial_id: str) -> tuple[str | None, str | None]:
+    """Of a trial of which nothing can be read: who may read it is told why."""
     try:
         group = await store.group(trial_id.rpartition(".")[0])
     except NotFound:
@@ -164,8 +170,10 @@ def trial(request: Request, session: Session) -> Trial:
 
 
 async def origin_of(request: Request, fork: ForkOf) -> Session:
-    """The trial that a new one is forked from. Raises: NotFound, Gone, Conflict: it can't be forked there; StoreUnavailable."""
+    """The trial that a new one is forked from. Raises: Unauthorized, Forbidden: it is another run's; NotFound, Gone, Conflict: it
+    can't be forked there; StoreUnavailable."""
     found = services(request)
+    check_run(request, (await _whose(found.store, fork.trial_id))[1])
     session = await found.store.session(fork.trial_id)
     if session.status == "open":
         raise Conflict(

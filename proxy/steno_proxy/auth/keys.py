@@ -36,6 +36,7 @@ from steno_proxy.auth import viewer_cookie
 from steno_proxy.config.settings import ProxySettings
 
 _BEARER = b"bearer "
+_HARNESS_KEY = "hk-steno-"
 _AGENT = re.compile(rb"sk-steno-(?:([1-9][0-9]{0,8})-)?[A-Za-z0-9_-]{32}")
 FIRST = 1
 """Generation of the key that a trial begins with."""
@@ -203,6 +204,11 @@ class Keyring:
             good += [_run(secret, run_id).encode() for secret in self._secrets] if run_id is not None else []
             self._check(key, [*self._admin, *good], "control")
 
+    @staticmethod
+    def may_be_harness(key: bytes | None) -> bool:
+        """Whether it looks like a group's or a run's key."""
+        return key is not None and key.startswith((_HARNESS_KEY.encode(), RUN_KEY.encode()))
+
     def is_admin(self, key: bytes | None) -> bool:
         return not self.enabled or (key is not None and _is_one_of(key, self._admin))
 
@@ -260,7 +266,7 @@ def _agent(secret: bytes, trial_id: str, generation: int) -> str:
 
 
 def _harness(secret: bytes, group_id: str) -> str:
-    return f"hk-steno-{_derive(secret, b'harness', group_id)}"
+    return f"{_HARNESS_KEY}{_derive(secret, b'harness', group_id)}"
 
 
 def _run(secret: bytes, run_id: str) -> str:

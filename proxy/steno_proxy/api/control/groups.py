@@ -65,8 +65,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
     group_id = spec.group_id or uuid.uuid4().hex
     await found.capacity.check(lambda: found.store.group(group_id))
     if spec.fork_of is not None:
-        origin = await origin_of(request, spec.fork_of)
-        check_run(request, origin.run_id)
+        await origin_of(request, spec.fork_of)
     origins = await _scored_anew(request, spec, group_id)
     now = time.time()
     trial_ids = [f"{group_id}.{i}" for i in range(spec.size)]

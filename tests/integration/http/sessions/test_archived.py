@@ -60,6 +60,29 @@ async def test_what_has_left_redis_is_read_as_before(proxy: Proxy, server: Redis
     listed = (await proxy.http.get("/sessions")).json()
     assert (sorted(one["trial_id"] for one in listed["items"]), listed["unreadable"]) == (["g.0", "g.1", "held.0"], [])
     assert (await proxy.http.get("/sessions/g.0/events")).text.count("event: ") == 2
+    archived = [path for path in (tmp_path / "archive").rglob("*.gz") if path.is_file()]
+    hidden = [path.rename(path.with_suffix(".away")) for path in archived]
+    told = {}
+    for key in (
+        await proxy.steno.run_key("r"),
+        (await proxy.steno.create_group(held)).harness_key or "",
+        "sk-steno-x",
+        "",
+    ):
+        for trial_id in ("g.0", "nobodys.0"):
+            answer = await proxy.http.get(
+                f"/sessions/{trial_id}", headers={"authorization": f"Bearer {key}" if key else "none"}
+            )
+            told[key[:3], trial_id] = answer.status_code, "archive" in answer.text
+    assert told.pop(("rk-", "g.0")) == (503, True), "its run's key is told why"
+    refused = {
+        (key, name): (403 if key else 401, False) for key in ("rk-", "hk-", "sk-", "") for name in ("g.0", "nobodys.0")
+    }
+    assert told == {place: answer for place, answer in refused.items() if place != ("rk-", "g.0")}, (
+        "no one else is, of anything"
+    )
+    for path, there in zip(hidden, archived, strict=True):
+        path.rename(there)
     again = await proxy.steno.complete("g.0", Completion(reward=1.0))
     assert again.reward == 1.0
     assert (await proxy.chat("g.0", "Hello")).status_code == 410

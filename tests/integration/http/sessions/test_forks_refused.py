@@ -168,4 +168,9 @@ async def test_a_runs_key_forks_trials_of_its_run_and_no_others() -> None:
             return await proxy.http.post("/groups", json=spec, headers={"authorization": f"Bearer {key}"})
 
         assert (await group("mine")).status_code == 200
+        turns |= {"nobodys": turns["theirs"], "open": turns["theirs"]}
+        await proxy.steno.create_group(GroupSpec(group_id="open", run_id="theirs", size=1))
+        for other in ("theirs", "nobodys", "open"):  # and it learns nothing of them
+            assert (await group(other)).status_code == Forbidden.status, other
+        turns["theirs"] = "0" * 12
         assert (await group("theirs")).status_code == Forbidden.status
