@@ -174,12 +174,12 @@ class ContainerEngine:
 
     async def state(self, name: str) -> ContainerState:
         return ContainerState.of(
-            json.loads(await self._look("inspect", "--type=container", "--format={{json .State}}", name))
+            json.loads(await self.look("inspect", "--type=container", "--format={{json .State}}", name))
         )
 
     async def found(self, label: str) -> list[str]:
         """Ids of all containers that have a label (`NAME` or `NAME=VALUE`), running ones and others."""
-        return (await self._look("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}")).split()
+        return (await self.look("ps", "--all", "--quiet", "--no-trunc", f"--filter=label={label}")).split()
 
     async def labelled(self, label: str) -> dict[str, dict[str, str]]:
         """All labels of these containers, by id."""
@@ -200,12 +200,23 @@ class ContainerEngine:
                     left.remove(identity)
                 except EngineError as error:  # gone already; or another one, in its network, must go first
                     why = str(error)
-            there = await self._look("ps", "--all", "--quiet", "--no-trunc") if left else ""
+            there = await self.look("ps", "--all", "--quiet", "--no-trunc") if left else ""
             left = [identity for identity in left if identity in there.split()]
             if not left:
                 return
             await asyncio.sleep(0.1)  # another process may be at removing it
         raise EngineError(f"container {left[0][:12]} is left: {why}")
+
+    async def look(self, *words: str) -> str:
+        """As `run`, for what only reads; asked again for a while where the engine refuses. Raises: EngineError."""
+        until = time.monotonic() + LOOKS_S
+        while True:
+            try:
+                return await self.run(*words)
+            except EngineError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     def remove_now(self, label: str) -> None:
         """The same of all with a label, at once and without the event loop: for whoever is cancelled a second time."""
@@ -217,17 +228,6 @@ class ContainerEngine:
             subprocess.run(
                 [self.program, "rm", "--force", "--volumes", *found], capture_output=True, env=_own_environment()
             )
-
-    async def _look(self, *words: str) -> str:
-        """As `run`, for what only reads; asked again for a while where the engine refuses. Raises: EngineError."""
-        until = time.monotonic() + LOOKS_S
-        while True:
-            try:
-                return await self.run(*words)
-            except EngineError:
-                if time.monotonic() > until:
-                    raise
-            await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _start(
         self, words: Sequence[str], values: Mapping[str, str] | None, out: Any, err: Any

@@ -356,12 +356,15 @@ async def image_of(engine: str, project: str) -> str | None:
 
 
 async def printed(*command: str) -> str:
-    """What a program printed; "": it failed."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    out, _ = await process.communicate()
-    return "" if process.returncode else out.decode(errors="replace").strip()
+    """What a program printed; "": it failed twice, as Podman may while it removes another container."""
+    for _ in range(2):
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        out, _ = await process.communicate()
+        if process.returncode == 0:
+            return out.decode(errors="replace").strip()
+    return ""
 
 
 async def processes(environment: Any) -> dict[str, str]:

@@ -31,7 +31,7 @@ class Leftovers:
         """Of the trial that Harbor calls `name`, and of its verifiers. Raises: EngineError: a container is left."""
         if self.engine is None:
             return
-        listed = await self.engine.run(
+        listed = await self.engine.look(
             "ps", "--all", "--no-trunc", f"--filter=label={PROJECT}", "--format={{.ID}} {{.Labels}}"
         )
         found = [line.partition(" ")[0] for line in listed.splitlines() if _project(line).startswith(name)]
@@ -44,7 +44,7 @@ class Leftovers:
     async def _remove_named(self, what: str, name: str) -> None:
         assert self.engine is not None
         form = "--format={{.Name}}" if what == "network" else "--format={{.Repository}}:{{.Tag}}"
-        for each in (await self.engine.run(what, "ls", form)).split():
+        for each in (await self.engine.look(what, "ls", form)).split():
             if each.removeprefix("localhost/").startswith(name):
                 try:
                     await self.engine.run(what, "rm", each)

@@ -38,6 +38,7 @@ from steno_rollouts.trials.containers.images import Image, Images
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.containers.sandbox import Sandbox, digest, sandbox
 from steno_rollouts.trials.executor import Exit, TrialJob
+from steno_rollouts.trials.harbor.leftovers import Leftovers
 
 CONTAINER = Container(
     "steno-g.0-agent", "1234", ["sh", "-c", "x y"], {"steno.run": "r", "steno.trial": "g.0"}, "container:steno-g.0-forwarder",
@@ -136,6 +137,13 @@ async def test_a_pull_that_failed_is_of_all_that_wait_for_it_and_is_tried_again_
     assert engine.asked.count("pull") == 1
     assert [(await images.named("a/b:1")).identity for _ in range(2)] == ["1", "1"]
     assert engine.asked.count("pull") == 2
+
+
+async def test_what_harbor_left_is_looked_for_again_where_the_engine_refuses() -> None:
+    """Podman does while it removes another container. The trial failed to start, and containers were left."""
+    engine = Refusing("docker", False, refused=["ps", "network", "image"], there=["an image"])
+    await Leftovers(engine).remove("trial")
+    assert engine.asked == ["ps", "ps", "network", "network", "image", "image"]
 
 
 async def test_a_build_that_failed_is_not_tried_again(tmp_path: Path) -> None:
