@@ -6,16 +6,24 @@ base=${OPENAI_BASE_URL#http://}
 host=${base%%/*}
 first='{"role":"user","content":"go"}'
 
-# ask MESSAGES: prints nothing, fails unless the answer is 200.
+# ask MESSAGES: prints nothing, fails unless the answer is 200. As clients do, it asks again where it is told to come later.
 ask() {
-  local body="{\"model\":\"bench\",\"max_tokens\":1,\"messages\":[$1]}" status rest
-  exec 3<>"/dev/tcp/${host%:*}/${host##*:}" || exit 7
-  printf 'POST /%s/chat/completions HTTP/1.1\r\nhost: %s\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\ncontent-length: %s\r\nconnection: close\r\n\r\n%s' \
-    "${base#*/}" "$host" "$OPENAI_API_KEY" "${#body}" "$body" >&3
-  read -r rest status rest <&3
-  while read -r rest; do :; done <&3
-  exec 3>&-
-  [ "$status" = 200 ] || { echo "asked: got status $status" >&2; exit 8; }
+  local body="{\"model\":\"bench\",\"max_tokens\":1,\"messages\":[$1]}" status rest try
+  for try in 1 2 3 4 5; do
+    exec 3<>"/dev/tcp/${host%:*}/${host##*:}" || exit 7
+    printf 'POST /%s/chat/completions HTTP/1.1\r\nhost: %s\r\nauthorization: Bearer %s\r\ncontent-type: application/json\r\ncontent-length: %s\r\nconnection: close\r\n\r\n%s' \
+      "${base#*/}" "$host" "$OPENAI_API_KEY" "${#body}" "$body" >&3
+    read -r rest status rest <&3
+    while read -r rest; do :; done <&3
+    exec 3>&-
+    case $status in
+      200) return ;;
+      429 | 503) sleep "$try" ;;
+      *) break ;;
+    esac
+  done
+  echo "asked: got status $status" >&2
+  exit 8
 }
 
 ask "$first"

@@ -45,7 +45,7 @@ def durable(tmp_path: Path) -> Iterator[Stack]:
 
 def _asleep(folder: Path) -> int:
     leaders = [said.split()[0] for path in folder.glob("*/pid") if (said := path.read_text())]
-    return sum(stat_of(int(leader))[0] == "S" for leader in leaders)
+    return sum(stat_of(int(leader))[:1] == ["S"] for leader in leaders)
 
 
 def test_two_hundred_trials_in_flight_survive_their_launcher(durable: Stack, tmp_path: Path) -> None:

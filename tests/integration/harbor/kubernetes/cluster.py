@@ -271,10 +271,11 @@ class Cluster:
         """By a node that is short of memory. Its pod stays, as what it was."""
         name = pod["metadata"]["name"]
         self.evicted.add(name)
-        await ran("podman", "rm", "--force", "--time=0", name)
+        await ran("podman", "kill", name)
         await asyncio.sleep(self.word_s)
         words = {"reason": "Evicted", "message": "The node was low on resource: memory."}
         self._status(pod, "Failed", {"terminated": {"exitCode": 137, "reason": "Error"}}, **words)
+        await ran("podman", "rm", "--force", "--time=0", name)  # its word does not wait for the disk
 
     async def _get(self, request: web.Request) -> web.Response:
         self.asked.add(("get", "pods"))
