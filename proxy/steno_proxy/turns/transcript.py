@@ -101,6 +101,7 @@ class ChoiceTranscript:
                     self._constrained[-1][1] = end
                 else:
                     self._constrained.append([start, end])
+        going_on = self._block
         if event.reasoning:
             if self._block != _REASONING:
                 self._block, self._at = _REASONING, len(self._reasoning)
@@ -116,11 +117,13 @@ class ChoiceTranscript:
         if event.tokens:
             self._token_logprobs += event.tokens
         calls = [self._call(call) for call in event.tool_calls] if event.tool_calls else []
+        for call in calls:
+            if call.index != going_on:  # else it is its end, and comes before the text of the same piece
+                self._block = call.index
         return Piece(event.content, event.reasoning, calls, event.tokens, event.ids)
 
     def _call(self, piece: ToolCallPiece) -> ToolCallPiece:
         """The piece with the id that clients see; the model's own is kept for the index row."""
-        self._block = piece.index
         known = self._calls.get(piece.index)
         if known is None:
             self._calls[piece.index] = [[piece.arguments], piece.name, piece.id]

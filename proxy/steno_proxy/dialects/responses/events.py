@@ -77,6 +77,11 @@ class ResponsesWriter:
         if self._open == _MESSAGE and not (piece.reasoning or piece.tool_calls):
             return self._delta(piece.content) if piece.content else b""
         out = []
+        # The end of a call may come with what follows it, which closes its item.
+        going_on = self._open
+        for call in piece.tool_calls:
+            if call.index == going_on:
+                out.append(self._argued(call.arguments))
         if piece.reasoning:
             if self._open != _REASONING:
                 out.append(self._close() + self._open_reasoning())
@@ -86,6 +91,8 @@ class ResponsesWriter:
                 out.append(self._close() + self._open_message())
             out.append(self._delta(piece.content))
         for call in piece.tool_calls:
+            if call.index == going_on:
+                continue
             if self._open != call.index:
                 if call.index in self._calls:
                     raise EngineFailed(f"tool call {call.index} went on after another had begun")

@@ -107,6 +107,19 @@ def test_what_is_closed_leaves_out_the_block_that_is_open() -> None:
     assert transcript.message()["content"] == "abc"
 
 
+def test_what_is_closed_holds_a_call_whose_end_came_with_what_follows_it() -> None:
+    """Its text was taken for what had been there before: the call was left out, and the client went on with it."""
+    transcript = pad()
+    transcript.take(delta([1], tool_calls=[ToolCallPiece(0, "{", "", "f")]))
+    closed = []
+    for more in ([], [ToolCallPiece(1, "{}", "", "g")]):
+        going_on = ToolCallPiece(0, "}")
+        transcript.take(delta([2], content=")", tool_calls=[going_on, *more] if not closed else more))
+        message = transcript.message(closed=True)
+        closed.append((message["content"], [call["function"] for call in message.get("tool_calls", [])]))
+    assert closed == [("", [{"name": "f", "arguments": "{}"}]), ("))", [{"name": "f", "arguments": "{}"}])]
+
+
 def test_another_worker_goes_on_after_the_same_prompt_and_nothing_of_the_first_is_lost() -> None:
     transcript = pad()
     transcript.take(delta([1, 2], content="a", tool_calls=[ToolCallPiece(0, '{"x', "own", "look")]))

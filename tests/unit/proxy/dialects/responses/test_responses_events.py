@@ -334,3 +334,20 @@ def test_a_call_that_goes_on_after_another_began_is_an_error() -> None:
         writer.piece(0, Piece(tool_calls=[ToolCallPiece(i, "", f"call_{TURN}_{i}", "f")]))
     with pytest.raises(EngineFailed):
         writer.piece(0, Piece(tool_calls=[ToolCallPiece(0, "x")]))
+
+
+def test_the_end_of_a_call_may_come_with_what_follows_it() -> None:
+    """Where one token, or one step of the engine, holds both: the stream failed, as if another call had begun."""
+    call_ids = [f"call_{TURN}_{i}" for i in (0, 1)]
+    functions = [{"name": "f", "arguments": '{"a": 1}'}, {"name": "f", "arguments": "{}"}]
+    calls = [{"id": call_ids[i], "type": "function", "function": function} for i, function in enumerate(functions)]
+    pieces = [
+        Piece(tool_calls=[ToolCallPiece(0, '{"a": 1', call_ids[0], "f")]),
+        Piece(content=")", tool_calls=[ToolCallPiece(0, "}"), ToolCallPiece(1, "{}", call_ids[1], "f")]),
+    ]
+    answer = choice({"role": "assistant", "content": ")", "tool_calls": calls})
+    found, closed = stream(parse(stream=True), pieces, answer)
+    assert closed == [False, True]
+    done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    assert [item.get("arguments") or item["content"][0]["text"] for item in done] == ['{"a": 1}', ")", "{}"]
+    assert [item["type"] for item in done] == ["function_call", "message", "function_call"]
