@@ -18,6 +18,9 @@ from steno_proxy.turns.interfaces import TurnClient
 
 STALL_S = 2.0
 """How long the client that came first may hold up those who joined its request, once. Seconds."""
+_LINE_ENDS = [(char.encode(), rb"\u%04x" % ord(char)) for char in "\x85\u2028\u2029"]
+"""Where `str.splitlines` ends a line, and with it the clients that read streams by httpx's lines (LiteLLM's of Messages): what
+follows in the event was lost. In events they stand inside JSON strings alone, where they may be escaped."""
 
 
 class PromptedChoice(Protocol):
@@ -127,6 +130,9 @@ class LogReader:
     async def flush(self) -> bool:
         """Write the waiting events, and return when the client has taken them. Returns: True: they were the last ones."""
         data, self._waiting, ended = b"".join(self._waiting), [], self._ended  # more may come while the client reads
+        if self.streams and not data.isascii():
+            for line_end, escaped in _LINE_ENDS:
+                data = data.replace(line_end, escaped)
         if not (data or ended):
             return False
         self._writes += 1

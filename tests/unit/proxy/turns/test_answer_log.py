@@ -71,6 +71,29 @@ async def request(client: Reader, clock: float = 30.0) -> Request:
     return found
 
 
+SPLIT = "a\x85b\u2028c\u2029\u00e9"
+
+
+@pytest.mark.parametrize("dialect", [ChatDialect(), MessagesDialect()])
+async def test_an_event_is_one_line_for_clients_that_split_lines_at_more_than_line_feeds(dialect: Dialect) -> None:
+    """httpx's `iter_lines` does, by which LiteLLM reads: what came after it in the event was lost, calls and all."""
+    log = reader(dialect, client := Reader())
+    log.piece(0, Piece(SPLIT), STARTED)
+    await log.flush()
+    told = b"".join(client.seen).decode()
+    assert told.splitlines() == told.split("\n")[:-1] and "\u00e9" in told
+    events = [msgspec.json.decode(line.partition("data: ")[2]) for line in told.splitlines() if "\\u2028" in line]
+    [said] = [event.get("delta", {}).get("text") or event["choices"][0]["delta"]["content"] for event in events]
+    assert said == SPLIT
+
+
+async def test_a_whole_answer_is_json_as_it_is() -> None:
+    log = reader(ChatDialect(), client := Reader(), stream=False)
+    log.end([Choice(0, {"role": "assistant", "content": SPLIT}, "stop", 3, 4)])
+    await log.flush()
+    assert SPLIT in client.seen[0].decode()
+
+
 async def test_a_piece_that_wrote_nothing_tells_nothing_in_formats_without_an_opening() -> None:
     completions = reader(CompletionsDialect(), Reader())
     completions.piece(0, Piece(), STARTED)
