@@ -53,8 +53,12 @@ class ServedModelNames:
         kept = await self._store.names()
         if news := self._news(served, kept):
             await self._store.keep_names(news)
-        heard = {} if before is None or self._kept is None else dict(self._kept.items() - before.items())
-        self._kept = kept | news | heard
+        heard: dict[str, str] = {}
+        retired: set[str] = set()
+        if before is not None and self._kept is not None:  # since the store was asked
+            heard = dict(self._kept.items() - before.items())
+            retired = before.keys() - self._kept.keys()
+        self._kept = {name: policy for name, policy in (kept | news | heard).items() if name not in retired}
         return self._kept != before
 
     async def retire(self, name: str, workers: Iterable[str]) -> None:

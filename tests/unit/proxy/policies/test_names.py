@@ -34,6 +34,28 @@ async def test_workers_may_come_and_go_while_the_store_is_asked() -> None:
     assert names.all() == {"model-a": "default", "model-b": "frozen"}, "what was heard meanwhile is not forgotten"
 
 
+async def test_a_name_that_is_retired_while_the_store_is_asked_is_not_back_with_its_answer() -> None:
+    """Requests for other models waited for its workers, until the store was asked again."""
+    store = MemoryPolicies()
+    names = ServedModelNames(store)
+    await names.sync({"actor": "default"})
+    asked, answer = asyncio.Event(), asyncio.Event()
+    read = store.names
+
+    async def slow() -> Any:
+        found = await read()
+        asked.set()
+        await answer.wait()
+        return found
+
+    cast(Any, store).names = slow
+    syncing = asyncio.create_task(names.sync({}))
+    await asked.wait()
+    await names.retire("actor", [])
+    answer.set()
+    assert await syncing is True and names.all() == {} and not names.has_default()
+
+
 async def test_the_default_policy_may_be_away_for_as_long_as_a_name_of_it_is_kept() -> None:
     store = MemoryPolicies()
     names = ServedModelNames(store)
