@@ -326,14 +326,17 @@ async def test_refusals_in_googles_words() -> None:
 
 
 async def test_the_sdk_retries_a_503_by_itself() -> None:
+    def refused() -> float:
+        labels = {"dialect": "gemini", "status": "503"}
+        return REGISTRY.get_sample_value("steno_proxy_requests_total", labels) or 0.0
+
+    before = refused()
     async with running(worker=False) as proxy:
         retrying = client(
-            proxy, "t", retry_options=types.HttpRetryOptions(attempts=6, initial_delay=0.1, max_delay=0.5)
+            proxy, "t", retry_options=types.HttpRetryOptions(attempts=60, initial_delay=0.1, max_delay=0.5)
         )
         asking = asyncio.create_task(retrying.models.generate_content(model="m", contents="hi"))
-        await until(
-            lambda: REGISTRY.get_sample_value("steno_proxy_requests_total", {"dialect": "gemini", "status": "503"})
-        )
+        await until(lambda: refused() > before)
         settings = WorkerSettings(proxy=[f"ws://127.0.0.1:{proxy.port}"])
         worker = asyncio.create_task(Worker(settings, proxy.engine, WorkerMetrics(CollectorRegistry())).run())
         assert (await asking).text == "hello"
