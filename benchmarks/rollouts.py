@@ -96,12 +96,14 @@ class Watched:
     def until(self, reached: Callable[[], bool]) -> tuple[float, float, float, float]:
         """Seconds by the clock, the launcher's, with its ended children's, and the proxy's, once it is so."""
         limit = time.monotonic() + LIMIT_S
-        while not reached():
-            if self._process.poll() not in (None, 0) or time.monotonic() > limit:
+        while True:
+            ended = self._process.poll()  # before what it has written is looked at
+            if reached():
+                return self.look()
+            if ended not in (None, 0) or time.monotonic() > limit:
                 raise RuntimeError(f"{self._process.args!r}: its log ends: {self._log.read_text()[-2000:]}")
             self.look()
             time.sleep(0.1)
-        return self.look()
 
     def look(self) -> tuple[float, float, float, float]:
         """Of a launcher that has ended: what was seen last."""

@@ -95,6 +95,10 @@ def fork(count: int, module: str, folder: Path, *more: str) -> None:
         while None in (ended := [process.poll() for process in ranks]) and not any(ended):
             assert time.monotonic() < deadline, f"ranks ended with {ended}\n{(folder / 'said').read_text()}"
             time.sleep(0.02)
+        until = time.monotonic() + 5.0  # one that failed because of another may have been seen first
+        while None in ended and time.monotonic() < until:
+            time.sleep(0.02)
+            ended = [process.poll() for process in ranks]
     assert not any(ended), f"ranks ended with {ended}\n{(folder / 'said').read_text()}"
 
 

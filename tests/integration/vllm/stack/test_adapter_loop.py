@@ -49,7 +49,7 @@ async def test_after_a_step_the_engine_says_what_peft_says_of_the_checkpoint(one
         run=transport,
     )  # fmt: skip
     # What its agents say before its own first weights are served is another lineage's, and would be orphaned.
-    await thread(trainer.until, lambda: one.in_force() != served, "its first weights are not served")
+    await thread(trainer.until, lambda: one.in_force() not in (None, served), "its first weights are not served")
     async with rolling(one, transport, run=transport, groups=4, bounded=False) as done:
         assert all(result.reward is not None for result in await done)
         await thread(trainer.wait)

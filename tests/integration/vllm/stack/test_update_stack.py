@@ -29,15 +29,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def test_answers_on_their_way_are_of_three_versions_and_recorded_so(stack: Stack, tmp_path: Path) -> None:
     """The first update comes by the file system, the second through the proxy."""
-    models = {"base/0": perturbed(TINY, 0, scale=0.0)}
+    models = {"base/0": perturbed(TINY, 0, scale=0.0)} | {f"run/{step}": perturbed(TINY, step) for step in (1, 2)}
+    specs = {}
+    for step, transport in ((1, "filesystem"), (2, "stream")):
+        folder = tmp_path / f"w{step}"
+        location = str(folder) if transport == "filesystem" else ""
+        specs[folder] = update_of(models[f"run/{step}"], folder, step, transport=transport, location=location)
     answers = [Answer(stack, f"trial-{index}", 7000, seed=index) for index in range(2)]
     with control(stack) as client:
-        for step, transport in ((1, "filesystem"), (2, "stream")):
+        for folder, spec in specs.items():
             had = [answer.chunks for answer in answers]
             until(lambda had=had: all(answer.chunks > before + 20 for answer, before in zip(answers, had, strict=True)))
-            model, folder = models.setdefault(f"run/{step}", perturbed(TINY, step)), tmp_path / f"w{step}"
-            location = str(folder) if transport == "filesystem" else ""
-            update = publish(client, update_of(model, folder, step, transport=transport, location=location), folder)
+            update = publish(client, spec, folder)
             assert update.state == "done" and update.workers[0].state == "served", update
         had = [answer.chunks for answer in answers]
         until(lambda: all(answer.chunks > before + 20 for answer, before in zip(answers, had, strict=True)))
