@@ -218,6 +218,17 @@ def has_images(messages: list[Message]) -> bool:
 
 
 MERGED = frozenset({"user", "assistant"})
+_BILLING_HEADERS = re.compile(r"(?:\s*+x-anthropic-billing-header:[^\n]*+\n?+)*+", re.IGNORECASE)
+EMPTY_TEXT = "[System: Empty message content sanitised to satisfy protocol]"
+"""What LiteLLM (1.106.2, `_sanitize_empty_text_content`) sends to Anthropic in place of a text that is empty or white space:
+Anthropic refuses those. In a reply it is no text: nobody said it."""
+
+
+def after_billing_headers(text: str) -> str:
+    """A system text without the lines that Claude Code puts before it: a word to the provider, whose hash changes between
+    conversations."""
+    found = _BILLING_HEADERS.match(text)
+    return text[found.end() :] if found else text
 """Roles whose neighbours are one message, where a provider says so of its format (`CanonicalRequest.merges`)."""
 
 

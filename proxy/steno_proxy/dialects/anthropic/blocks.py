@@ -7,9 +7,9 @@ What the blocks of one message become:
     system     the field comes first; `role: system` in the middle stays where it is, unless it only adds or removes tools
 
 Clients echo our turns in other clothes (a moved `cache_control`, a list of one text for a string, parsed tool input, no
-whitespace-only texts, another billing header): all of that ends here or in `sessions/messages/normalise.py`, so that the echo is
-recognised. A block of a type that is not known is left out and named in `SeenParts.dropped`; binary documents, audio and video
-are refused, as are images outside of user messages and tool results.
+whitespace-only texts, LiteLLM's words in place of an empty one, another billing header): all of that ends here or in
+`sessions/messages/normalise.py`, so that the echo is recognised. A block of a type that is not known is left out and named in
+`SeenParts.dropped`; binary documents, audio and video are refused, as are images outside of user messages and tool results.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from typing import Any
 
 import msgspec
 
-from steno.contracts.chat import Message
+from steno.contracts.chat import EMPTY_TEXT, Message, after_billing_headers
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.anthropic.offers import CHANGES, OfferedTools
 from steno_proxy.dialects.parts import Part, SeenParts, content_of, data_url, says_nothing, text_part
 from steno_proxy.dialects.refusals import must_be
 
-BILLING_HEADER = "x-anthropic-billing-header:"
-"""How the first system block of Claude Code begins: a word to the provider, whose hash changes between conversations."""
 _UNREADABLE = frozenset({"video", "audio"})
 _REDACTED = frozenset({"redacted_thinking"})
 FOUND = "Tools that can be called now: "
@@ -42,7 +40,8 @@ class MessageBody(msgspec.Struct):
 
 def system_of(given: str | list[Any] | None, seen: SeenParts) -> list[Message]:
     texts = [given] if isinstance(given, str) else _texts("system", given or [], seen)
-    texts = [text for text in texts if not text.lstrip().lower().startswith(BILLING_HEADER)]
+    # A text of nothing but billing headers goes as a whole, with the space after them.
+    texts = [rest for text in texts if (rest := after_billing_headers(text)) == text or rest.strip()]
     return [{"role": "system", "content": content_of([text_part(text) for text in texts])}] if any(texts) else []
 
 
@@ -140,7 +139,7 @@ def _assistant(path: str, content: list[Any], seen: SeenParts) -> Message:
         elif kind == "tool_use":
             calls.append(_tool_use(at, block))
         elif kind not in _REDACTED:
-            texts += _text(at, block, seen)
+            texts += [text for text in _text(at, block, seen) if text != EMPTY_TEXT]
     message: Message = {"role": "assistant", "content": content_of([text_part(text) for text in texts])}
     if any(reasoning):
         message["reasoning_content"] = "".join(reasoning)

@@ -3,7 +3,8 @@
 Clients change a history in ways that mean nothing, and each of them has been seen. Two messages get one digest when they
 differ only in:
 
-    content        a string or text parts (merged); null, "" and absent; parts of nothing but whitespace
+    content        a string or text parts (merged); null, "" and absent; parts of nothing but whitespace; in a reply, what LiteLLM
+                   puts there for that (EMPTY_TEXT)
     tool calls     the spelling of the arguments' JSON: key order, spaces, 1.0 for 1, the digits an integer above 2**53
                    loses in a double, `{"__unparsedToolInput": raw}` for raw, "" for {}; text that is no JSON is stripped, and of
                    a long one the first 2,000 characters count, since the wrapped `{"raw": …, "len": …}` holds no more
@@ -26,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from steno.contracts.chat import Message, Tool
+from steno.contracts.chat import EMPTY_TEXT, Message, Tool, after_billing_headers
 from steno_proxy.sessions.messages.call_ids import parse_call_id
 
 DIGEST_BYTES = 16
@@ -39,7 +40,6 @@ _EXACT_INTEGERS = 2**53 - 1
 _KEPT_UNITS, _COMPARED_UNITS = 2048, 2000
 """Claude Code 2.1 sends back so many UTF-16 code units of a tool input that is no JSON, give or take half a character."""
 _LONG_DIGITS = re.compile(r"[0-9]{16}")
-_VOLATILE_HEADERS = re.compile(r"(?:\s*+x-anthropic-billing-header:[^\n]*+\n?+)*+", re.IGNORECASE)
 _THINKING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text"})
 # 0xff occurs in no UTF-8 text, so it can't be forged by content.
 _SEP = b"\xff"
@@ -53,7 +53,8 @@ def message_digest(message: Message) -> bytes:
     role = _ROLES.get(message.get("role", ""), b"o")
     content = message.get("content")
     if type(content) is str and role != b"s":
-        data = b"" if content.isspace() else _utf8(content)
+        empty = content.isspace() or (content == EMPTY_TEXT and role == b"a")
+        data = b"" if empty else _utf8(content)
     else:
         data = _content(content, system=role == b"s")
     if role == b"a":
@@ -130,8 +131,8 @@ def _other_part(part: dict[str, Any]) -> bytes:
 
 
 def _text(text: str, system: bool) -> str:
-    if system and (found := _VOLATILE_HEADERS.match(text)):
-        text = text[found.end() :]
+    if system:
+        text = after_billing_headers(text)
     return "" if text.isspace() else text
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steno.contracts.chat import CanonicalRequest
+from steno.contracts.chat import EMPTY_TEXT, CanonicalRequest
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.anthropic.dialect import MessagesCount, MessagesDialect, blocks
 from steno_proxy.sessions.messages.call_ids import echoed_ids
@@ -45,6 +45,16 @@ def test_system_is_the_first_message_without_the_billing_header() -> None:
     assert messages(USER, system=[header]) == messages(USER, system="") == messages(USER) == [USER]
     several = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert messages(USER, system=several)[0] == {"role": "system", "content": several}
+
+
+def test_what_follows_the_billing_header_in_one_text_stays() -> None:
+    """Gateways join system blocks."""
+    header = "x-anthropic-billing-header: cc_version=2; cch=5f0c;"
+    for system in (f"{header}\nYou are.\nRules:", f"\n{header}\n X-Anthropic-Billing-Header: 1\nYou are.\nRules:"):
+        for shape in (system, [{"type": "text", "text": system}]):
+            assert messages(USER, system=shape)[0] == {"role": "system", "content": "You are.\nRules:"}
+    assert messages(USER, system=f"{header}\n\n ") == [USER]
+    assert messages(USER, system=f"You are. {header}")[0]["content"] == f"You are. {header}"
 
 
 def test_a_system_message_in_the_middle_stays_there() -> None:
@@ -93,6 +103,25 @@ def test_an_assistant_message_is_one_message() -> None:
             {"id": "toolu_0123456789ab_0", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
         ],
     }
+
+
+def test_what_litellm_sends_for_an_empty_text_is_no_text_of_a_reply() -> None:
+    """Seen in LiteLLM 1.106.2, streamed: what it puts together of calls alone has the content ""."""
+    empty = {"type": "text", "text": EMPTY_TEXT, "cache_control": {"type": "ephemeral"}}
+    called = {"type": "tool_use", "id": "toolu_0123456789ab_0", "name": "f", "input": {}}
+    found = messages(USER, {"role": "assistant", "content": [empty, called]}, USER)[1]
+    assert (found["content"], len(found["tool_calls"])) == ("", 1)
+    assert message_digest(found) == message_digest(
+        {"role": "assistant", "content": " ", "tool_calls": found["tool_calls"]}
+    )
+    # A model that says these words is recognised, too.
+    [_, found, asked] = messages(
+        USER, {"role": "assistant", "content": EMPTY_TEXT}, {"role": "user", "content": EMPTY_TEXT}
+    )
+    assert message_digest(found) == message_digest({"role": "assistant", "content": EMPTY_TEXT})
+    assert asked["content"] == EMPTY_TEXT  # which its agent has said
+    quoted = f"It says {EMPTY_TEXT}"
+    assert messages(USER, {"role": "assistant", "content": quoted}, USER)[1]["content"] == quoted
 
 
 def test_integers_beyond_64_bits_stay_what_they_are() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steno.contracts.chat import EMPTY_TEXT
 from steno_proxy.sessions.messages.normalise import message_digest, options_digest, tools_digest
 from tests.unit.proxy.sessions.agent import assistant, system, tool, user
 
@@ -37,6 +38,7 @@ SAME = {
         assistant("hi"),
         {**assistant("hi"), "name": "bot", "provider_specific_fields": {"refusal": None}, "tool_calls": None},
     ),
+    "what LiteLLM sends for an empty reply": (assistant(""), assistant("\n"), assistant(EMPTY_TEXT)),
     "developer is system": (system("hi"), {"role": "developer", "content": "hi"}),
     "billing header": (
         system(
@@ -105,6 +107,7 @@ DIFFERENT = {
         user([{"type": "image_url", "image_url": {"url": "b"}}]),
         user(""),
     ),
+    "what LiteLLM sends for an empty text of others": (user(""), user(EMPTY_TEXT)),
     "where text ends": (
         user([{"type": "image_url", "image_url": {"url": "a"}}, {"type": "text", "text": "b"}]),
         user([{"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "a"}}]),
