@@ -177,6 +177,7 @@ class CanonicalRequest(msgspec.Struct):
     prefills: it ends with an assistant's message, in a dialect whose provider takes that for the beginning of the answer.
     traceparent: as the client sent it, where turns are traced.
     """
+    compacts: the answer is a summary of the conversation. One that says nothing is a failure, and is not given again.
 
     dialect: str
     model: str
@@ -201,6 +202,7 @@ class CanonicalRequest(msgspec.Struct):
     traceparent: str = ""
 
 
+    compacts: bool = False
 IMAGES = "images"
 """The capability, on a model's card, of taking images in messages."""
 NO_IMAGES = "Could not process image: the model takes text only"

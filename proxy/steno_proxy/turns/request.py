@@ -68,6 +68,7 @@ class Request:
         self.done = asyncio.Event()
         self._turns = turns
         self._failure: StenoError | None = None  # what it was aborted with, or has failed with
+        self._answered = False  # all clients were told the end
         self._clock: asyncio.TimerHandle | None = None  # of the wall time
         self._ending: asyncio.Task[None] | None = None  # what ends the session then; held, or it may be collected
         self._task: asyncio.Task[object] | None = None  # that runs it
@@ -205,7 +206,7 @@ class Request:
             pending = [choice.commit for choice in self.choices if choice.commit and not choice.commit.done()]
             if pending:
                 await asyncio.wait(pending)
-            if failure is not None and not self._over:  # an answer in one piece has all choices
+            if failure is not None and not self._answered:  # no answer in one piece has left
                 for choice in self.choices:
                     await choice.undelivered()
         finally:
@@ -229,6 +230,7 @@ class Request:
         else:
             finished = await self._siblings()
         self.log.end(finished)
+        self._answered = True
         first = self.log.first
         await self.log.flush()
         if not first.streams and first.client.gone and not self.log.shared:

@@ -6,7 +6,8 @@ the same conversation, tools, options, format, model and sampling asked for. The
 
     it runs here                        the client joins it and gets its answer from the beginning (`joined.py`)
     its answer is whole, on record      it is given again, with the same ids; nothing is sampled (`replay.py`)
-    it broke, or is open elsewhere      it is asked again, and the turns on record of it are superseded
+    it broke, or is open elsewhere      it is asked again, and the turns on record of it are superseded; so is a summary of the
+                                        conversation that says nothing
     nothing of it is on record          it is asked again; what another replica records later is superseded (`store/retries.py`)
 
 An answer that was gone on from has arrived, so it is no candidate. Among several, one that did not reach its client goes first,
@@ -121,6 +122,7 @@ async def on_record(
     """The turns that a retry repeats; None: there are none.
 
     Log-probabilities that were asked for need the texts of tokens, which nothing here knows (I6): such an answer is never whole.
+    Nor is a summary that says nothing: its client was told of a failure, and would be again.
     Raises: StoreUnavailable, Gone.
     """
     tree, n = recording.tree, sought.asked.n
@@ -139,6 +141,7 @@ async def on_record(
     best = next((answer for answer in found if not answer.left(n)), found[0])
     whole = best.whole(n) and sought.plan.job.top_logprobs is None
     for turn in best.turns.values():
+        whole = whole and not (sought.asked.compacts and not turn.reply["content"].strip())
         whole = whole and not await recorder.store.hidden(recording.trial_id, turn.turn_id)
     return RecordedAnswer(best.turns, whole)
 

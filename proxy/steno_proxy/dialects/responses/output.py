@@ -27,14 +27,34 @@ class ResponsesRequest(CanonicalRequest):
     """A request, and what it takes to answer in kind.
 
     places: `Tools.places`. summary: reasoning goes back as a summary. sealed: with `encrypted_content`.
-    echo: what a response repeats of its request. compacts: the answer is a summary (`compaction.py`).
+    echo: what a response repeats of its request.
     """
 
     places: dict[str, ClientTool] = msgspec.field(default_factory=dict)
     summary: bool = False
     sealed: bool = False
     echo: dict[str, Any] = msgspec.field(default_factory=dict)
-    compacts: bool = False
+
+    def goes_on_from(self, carried: dict[str, Any], tools: list[Tool]) -> None:
+        if not self.compacts:
+            self.tools.take_over(carried, tools)
+        self.offer()
+
+    def offer(self, *, complete: bool = True) -> None:
+        """Settle what the model is offered. All tools are known.
+
+        Args: complete: an answer is wanted.
+        Raises: BadRequest: nobody here can run any of them; a choice that can't be honoured.
+        """
+        tools = self.tools
+        if tools.first_dropped and not tools.functions and complete:
+            raise nobody_runs(f"{tools.first_dropped}.type", tools.dropped[0])
+        choice, functions = read_choice(self.tool_choice, tools)
+        self.job = msgspec.structs.replace(self.job, tools=functions, tool_choice=choice)
+        self.places = tools.places
+        self.carried = ({"leading": self.leading} if self.leading else {}) | tools.carry(functions)
+        if self.kept:
+            self.kept |= self.carried
 
 
 def reasoning_item(item_id: str, text: str, request: ResponsesRequest, status: str = "completed") -> Item:

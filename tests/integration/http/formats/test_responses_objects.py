@@ -171,3 +171,22 @@ async def test_a_conversation_is_made_short_by_the_model_and_goes_on_from_there(
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
     with pytest.raises(openai.BadRequestError, match="verified"):
         await client.create(model="m", input=[window[0] | {"encrypted_content": "steno1.AAAA"}])
+
+
+@pytest.mark.parametrize("path", ["/responses/compact", "/responses"])
+async def test_a_summary_that_says_nothing_is_a_failure_and_its_retry_is_sampled(path: str) -> None:
+    says = iter([Say(reasoning="hm"), Say(" ", reasoning="hm"), Say("they said hi")])
+    async with running(ParrotEngine(lambda request: next(says))) as proxy:
+        items = [{"role": "user", "content": "hi"}, *([{"type": "compaction_trigger"}] if path == "/responses" else [])]
+        for again, status in enumerate((503, 503, 200, 200)):
+            answer = await proxy.http.post(
+                f"/t/v1{path}",
+                json={"model": "m", "input": items},
+                headers={"x-stainless-retry-count": str(again)},
+            )
+            assert answer.status_code == status, answer.text
+        assert [item["type"] for item in answer.json()["output"]] == ["compaction"]
+        one, two, three = turns = await proxy.turns("t")
+        assert [turn.delivered for turn in turns] == [0, 0, three.completion_tokens]
+        assert (two.retry_of, three.retry_of, three.superseded_by) == (one.turn_id, two.turn_id, None)
+        assert not any(turn.partial for turn in turns)

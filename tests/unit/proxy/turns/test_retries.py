@@ -8,7 +8,8 @@ import pytest
 
 from steno.contracts.chat import CanonicalRequest, Job, ResponseFormat
 from steno_proxy.turns.continuation import Plan
-from steno_proxy.turns.retry_matching import RequestIdentity, retries_so_far
+from steno_proxy.turns.retry_matching import RequestIdentity, on_record, retries_so_far
+from tests.unit.proxy.trial import HI, Trial
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,16 @@ def test_a_stream_and_an_answer_in_one_piece_can_be_the_same_request() -> None:
 )  # fmt: skip
 def test_whatever_changes_what_may_be_sampled_makes_it_another(other: RequestIdentity) -> None:
     assert sought().key("t") != other.key("t")
+
+
+@pytest.mark.parametrize(("text", "compacts", "whole"), [
+    (" \n", True, False), ("so far", True, True), (" \n", False, True),
+])  # fmt: skip
+async def test_a_summary_that_says_nothing_is_asked_for_again(text: str, compacts: bool, whole: bool) -> None:
+    """Its client was told that it is a failure that may pass."""
+    trial = Trial()
+    await trial.said(text, reasoning="hm")
+    plan = await trial.asked(HI)
+    again = RequestIdentity(CanonicalRequest("chat", "", plan.job, compacts=compacts), plan)
+    found = await on_record(trial.recorder, await trial.recorder.enter("t"), again, now=2.0)
+    assert found is not None and (len(found.turns), found.whole) == (1, whole)
