@@ -18,6 +18,7 @@ Tools are [{"type": "function", "function": {"name", "description"?, "parameters
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
@@ -166,18 +167,20 @@ class CanonicalRequest(msgspec.Struct):
     after: turn id; the stored conversation that this turn ended comes before the messages. "": they are the whole.
     leading: how many of the messages (a request's instructions) stand before that conversation; its own are left out.
     refers: whether any message is RECORDED.
-    local: `after` need not be stored, since its client has it from the connection that this came on; how many of the messages of
-        its conversation were instructions. None: it must be.
+    carried: what a request that goes on from its answer needs to know of it.
+    local: `after` need not be stored, since its client has it from the connection that this came on; what its request carried.
+        None: it must be.
     usage_in_chunks: every event says the usage so far. returns_ids: the answer holds the ids of prompt and completion.
     hides_reasoning: it does not hold the reasoning, which is on record all the same.
-    kept: what the dialect needs to answer again when the stored answer is asked for; recorded in the turn's options.
+    kept: what the dialect needs to answer again when the stored answer is asked for, and what it carried; recorded in the turn's
+        options.
     body_bytes: how long the body was that this came in.
     merges: whether the dialect's provider takes neighbouring messages of the user, or of the assistant, for one
         (docs/adr/0017). The messages are as the client sent them all the same.
+    compacts: the answer is a summary of the conversation. One that says nothing is a failure, and is not given again.
     prefills: it ends with an assistant's message, in a dialect whose provider takes that for the beginning of the answer.
     traceparent: as the client sent it, where turns are traced.
     """
-    compacts: the answer is a summary of the conversation. One that says nothing is a failure, and is not given again.
 
     dialect: str
     model: str
@@ -194,19 +197,38 @@ class CanonicalRequest(msgspec.Struct):
     after: str = ""
     leading: int = 0
     refers: bool = False
-    local: int | None = None
+    carried: dict[str, Any] = {}
+    local: dict[str, Any] | None = None
     kept: dict[str, Any] = {}
     body_bytes: int = 0
     merges: bool = False
+    compacts: bool = False
     prefills: bool = False
     traceparent: str = ""
 
+    def goes_on_from(self, carried: dict[str, Any], tools: list[Tool]) -> None:
+        """Take over what belongs to the conversation that it goes on from, besides the messages.
 
-    compacts: bool = False
+        Args: carried: by the request of the last answer there. tools: that it was offered.
+        Raises: BadRequest: with these it can't be honoured.
+        """
+
+
 IMAGES = "images"
 """The capability, on a model's card, of taking images in messages."""
 NO_IMAGES = "Could not process image: the model takes text only"
 """It begins with Anthropic's words: by these Claude Code and Kimi Code know to ask again without the image."""
+_BILLING_HEADERS = re.compile(r"(?:\s*+x-anthropic-billing-header:[^\n]*+\n?+)*+", re.IGNORECASE)
+EMPTY_TEXT = "[System: Empty message content sanitised to satisfy protocol]"
+"""What LiteLLM (1.106.2, `_sanitize_empty_text_content`) sends to Anthropic in place of a text that is empty or white space:
+Anthropic refuses those. In a reply it is no text: nobody said it."""
+
+
+def after_billing_headers(text: str) -> str:
+    """A system text without the lines that Claude Code puts before it: a word to the provider, whose hash changes between
+    conversations."""
+    found = _BILLING_HEADERS.match(text)
+    return text[found.end() :] if found else text
 
 
 def has_images(messages: list[Message]) -> bool:
@@ -220,17 +242,6 @@ def has_images(messages: list[Message]) -> bool:
 
 
 MERGED = frozenset({"user", "assistant"})
-_BILLING_HEADERS = re.compile(r"(?:\s*+x-anthropic-billing-header:[^\n]*+\n?+)*+", re.IGNORECASE)
-EMPTY_TEXT = "[System: Empty message content sanitised to satisfy protocol]"
-"""What LiteLLM (1.106.2, `_sanitize_empty_text_content`) sends to Anthropic in place of a text that is empty or white space:
-Anthropic refuses those. In a reply it is no text: nobody said it."""
-
-
-def after_billing_headers(text: str) -> str:
-    """A system text without the lines that Claude Code puts before it: a word to the provider, whose hash changes between
-    conversations."""
-    found = _BILLING_HEADERS.match(text)
-    return text[found.end() :] if found else text
 """Roles whose neighbours are one message, where a provider says so of its format (`CanonicalRequest.merges`)."""
 
 

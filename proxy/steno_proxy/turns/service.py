@@ -110,7 +110,7 @@ class TurnService:
     ) -> RunningAnswer:
         trial_id, task_step = recording.trial_id, recording.task_step
         if asked.after or asked.refers:
-            asked = await stored_responses.whole(self.recorder, recording, asked)
+            await stored_responses.complete(self.recorder, recording, asked)
         job, changed = self._allowed(recording, asked.job, asked.n)
         large = asked.body_bytes >= LARGE_BYTES
         if large:

@@ -7,7 +7,6 @@ client has not deleted it.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import msgspec
@@ -24,13 +23,24 @@ async def answer_of(recorder: Recorder, recording: Recording, turn_id: str) -> t
 
     Raises: NotFound: there is no such turn, or it is no stored answer; StoreUnavailable, Gone.
     """
+    turn = await _turn(recorder, recording, turn_id)
+    kept = turn.options.get("kept")
+    if not kept or turn.partial or await recorder.store.hidden(recording.trial_id, turn_id):
+        raise _not_found(turn_id)
+    return turn, kept
+
+
+async def _turn(recorder: Recorder, recording: Recording, turn_id: str) -> Turn:
     number = recording.tree.number(turn_id)
-    if number >= 0 and not await recorder.store.hidden(recording.trial_id, turn_id):
+    if number >= 0:
         for turn in await recorder.store.turns(recording.trial_id, start=number, limit=1):
-            kept = turn.options.get("kept")
-            if turn.turn_id == turn_id and kept and not turn.partial:  # another, or none, where the store has lost it
-                return turn, kept
-    raise NotFound(f"no stored answer has the id {turn_id[:80]}")
+            if turn.turn_id == turn_id:  # another, or none, where the store has lost it
+                return turn
+    raise _not_found(turn_id)
+
+
+def _not_found(turn_id: str) -> NotFound:
+    return NotFound(f"no stored answer has the id {turn_id[:80]}")
 
 
 async def conversation_of(recorder: Recorder, recording: Recording, turn_id: str) -> list[Message]:
@@ -40,37 +50,35 @@ async def conversation_of(recorder: Recorder, recording: Recording, turn_id: str
     return [message for messages in said for message in messages]
 
 
-async def whole(recorder: Recorder, recording: Recording, asked: CanonicalRequest) -> CanonicalRequest:
-    """The request with the conversation that it goes on from, and with recorded replies where it refers to them.
+async def complete(recorder: Recorder, recording: Recording, asked: CanonicalRequest) -> None:
+    """Put into the request the conversation that it goes on from, and recorded replies where it refers to them.
 
-    Raises: BadRequest: what it names is not stored; StoreUnavailable, Gone.
+    Raises: BadRequest: what it names is not stored, or can't be gone on from so; StoreUnavailable, Gone.
     """
     messages = asked.job.messages
     if asked.refers:
         messages = await _referred(recorder, recording, messages)
     if asked.after:
-        leading = await _leading(recorder, recording, asked)
+        turn, carried = await _before(recorder, recording, asked)
+        asked.goes_on_from(carried, turn.tools)
         before = await conversation_of(recorder, recording, asked.after)
         # Instructions are the request's own: those that the earlier answer was given under are not carried over.
-        before = before[leading:]
+        before = before[int(carried.get("leading", 0)) :]
         _check_outputs(before, messages)
         messages = [*messages[: asked.leading], *before, *messages[asked.leading :]]
-    asked = copy.copy(asked)
     asked.job = msgspec.structs.replace(asked.job, messages=messages)
-    return asked
 
 
-async def _leading(recorder: Recorder, recording: Recording, asked: CanonicalRequest) -> int:
-    """How many instructions stand before the conversation that the request goes on from."""
-    if asked.local is not None and recording.tree.number(asked.after) >= 0:
-        return asked.local
+async def _before(recorder: Recorder, recording: Recording, asked: CanonicalRequest) -> tuple[Turn, dict[str, Any]]:
+    """The turn that the request goes on from, and what that one's request carried."""
     try:
-        _, kept = await answer_of(recorder, recording, asked.after)
+        if asked.local is not None:
+            return await _turn(recorder, recording, asked.after), asked.local
+        return await answer_of(recorder, recording, asked.after)
     except NotFound:
         raise PreviousNotFound(
             f"Previous response with id 'resp_{asked.after}' not found.", field="previous_response_id"
         ) from None
-    return int(kept.get("leading", 0))
 
 
 def _check_outputs(before: list[Message], messages: list[Message]) -> None:

@@ -61,17 +61,17 @@ _decoder = msgspec.json.Decoder(_Event)
 
 
 class UnstoredAnswer:
-    """The last answer of a socket, if it is not stored. turn_id: "" for none. leading: `CanonicalRequest.leading` of its
-    request. asked: the request that is being answered."""
+    """The last answer of a socket, if it is not stored. turn_id: "" for none. carried: `CanonicalRequest.carried` of its request.
+    asked: the request that is being answered."""
 
     def __init__(self) -> None:
         self.turn_id = ""
-        self.leading = 0
+        self.carried: dict[str, Any] = {}
         self.asked: CanonicalRequest | None = None
 
     def begins(self, asked: CanonicalRequest) -> None:
         if asked.after and asked.after == self.turn_id:
-            asked.local = self.leading
+            asked.local = self.carried
         self.asked = asked
 
     def ends(self, turn_id: str) -> None:
@@ -81,7 +81,7 @@ class UnstoredAnswer:
             if asked is not None and asked.local is not None:
                 self.turn_id = ""
         elif asked is not None:
-            self.turn_id, self.leading = ("", 0) if asked.kept else (turn_id, asked.leading)
+            self.turn_id, self.carried = ("", {}) if asked.kept else (turn_id, asked.carried)
 
 
 class CreateResponse(GenerationEndpoint):

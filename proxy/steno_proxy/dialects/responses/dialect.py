@@ -27,7 +27,7 @@ from steno_proxy.dialects.openai import common
 from steno_proxy.dialects.openai.common import to_json
 from steno_proxy.dialects.openai.structured import format_of
 from steno_proxy.dialects.parts import SeenParts
-from steno_proxy.dialects.refusals import must_be, nobody_runs
+from steno_proxy.dialects.refusals import must_be
 from steno_proxy.dialects.responses.compaction import (
     ASK,
     CompactionWriter,
@@ -39,7 +39,7 @@ from steno_proxy.dialects.responses.events import ResponsesWriter
 from steno_proxy.dialects.responses.items import read_items
 from steno_proxy.dialects.responses.output import ResponsesRequest, body_of
 from steno_proxy.dialects.responses.schema import COMPACT, COUNT, RESPONSES
-from steno_proxy.dialects.responses.tools import Tools, read_choice, read_tools, stored_places, tools_in_response
+from steno_proxy.dialects.responses.tools import Tools, read_tools, tools_in_response
 
 _NO_TOOLS = {"type": "additional_tools", "tools": list[Any]()}
 _RESPONSE_ID = re.compile(r"resp_([0-9a-f]{12})\Z")
@@ -208,9 +208,6 @@ def canonical(body: _ResponsesBody, last: Message | None = None, *, complete: bo
     if body.n not in (None, 1):
         raise BadRequest(f"n: got {body.n}, must be 1", field="n")
     tools = read_tools(body.tools or [], body.input)
-    if tools.dropped and not tools.functions and complete:
-        raise nobody_runs(f"{tools.first_dropped}.type", tools.dropped[0])
-    choice, functions = read_choice(body.tool_choice, tools)
     include, reasoning = body.include or [], body.reasoning or _Reasoning()
     seen = SeenParts(dropped=tools.dropped)
     after = ""
@@ -222,8 +219,6 @@ def canonical(body: _ResponsesBody, last: Message | None = None, *, complete: bo
     instructions = _instructions(body, tools, seen)
     job = Job(
         messages=instructions + _input(body, tools, seen),
-        tools=functions,
-        tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=format_of(body, _response_format(body.text), "text.format"),
         template_kwargs=_template_kwargs(body, reasoning),
@@ -247,13 +242,16 @@ def canonical(body: _ResponsesBody, last: Message | None = None, *, complete: bo
         after=after,
         leading=len(instructions),
         refers=any(RECORDED in message for message in job.messages),
-        places=tools.places,
+        tools=tools,
+        tool_choice=body.tool_choice,
         summary=bool(reasoning.summary or reasoning.generate_summary),
         sealed="reasoning.encrypted_content" in include,
         echo=_echo(body, reasoning),
     )
     if body.store is not False:
         request.kept = _kept(request, body)
+    if not after:  # else there may be more tools, see `goes_on_from`
+        request.offer(complete=complete)
     return request
 
 
@@ -335,18 +333,16 @@ def _echo(body: _ResponsesBody, reasoning: _Reasoning) -> dict[str, Any]:
 
 
 def _kept(request: ResponsesRequest, body: _ResponsesBody) -> dict[str, Any]:
-    """What a stored response needs and the rest of the turn's record does not say. Only what differs from the defaults, and
-    nothing that differs from turn to turn: this is stored once for all turns that have it in common."""
+    """What a stored response needs and the rest of the turn's record does not say, beside what its request carries. Only what
+    differs from the defaults, and nothing that differs from turn to turn: this is stored once for all turns that have it in
+    common."""
     kept: dict[str, Any] = {"stored": True}
-    if request.leading:
-        kept["leading"] = request.leading
     if request.after:
         kept["after"] = True
     if request.summary:
         kept["summary"] = request.echo["reasoning"]["summary"]
     if request.sealed:
         kept["sealed"] = True
-    kept |= stored_places(request.places)
     for name in ("metadata", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user"):
         if value := getattr(body, name):
             kept[name] = value

@@ -108,7 +108,7 @@ class _ItemsReader:
         elif kind == "compaction":
             self._compaction(path, item)
         elif kind == "additional_tools":
-            pass  # read with the request's own tools
+            pass  # `read_tools` has them
         else:
             check_item(path, kind)
             self._seen.dropped.append(kind)

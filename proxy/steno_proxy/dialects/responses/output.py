@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
-from steno.contracts.chat import CanonicalRequest, TokenLogprob
+from steno.contracts.chat import CanonicalRequest, TokenLogprob, Tool
 from steno_proxy.dialects.base import Choice, Header
 from steno_proxy.dialects.openai.common import logprobs_of
+from steno_proxy.dialects.refusals import nobody_runs
 from steno_proxy.dialects.responses.client_tools import KINDS
 from steno_proxy.dialects.responses.items import RAW_CALL, seal
 from steno_proxy.dialects.responses.text import free_text
-from steno_proxy.dialects.responses.tools import ClientTool, Tools
+from steno_proxy.dialects.responses.tools import ClientTool, Tools, read_choice
 
 Item = dict[str, Any]
 
@@ -26,10 +27,13 @@ Item = dict[str, Any]
 class ResponsesRequest(CanonicalRequest):
     """A request, and what it takes to answer in kind.
 
+    tools: its own, and those of the conversation that it goes on from once that is known. tool_choice: as sent.
     places: `Tools.places`. summary: reasoning goes back as a summary. sealed: with `encrypted_content`.
     echo: what a response repeats of its request.
     """
 
+    tools: Tools = msgspec.field(default_factory=Tools)
+    tool_choice: Any = None
     places: dict[str, ClientTool] = msgspec.field(default_factory=dict)
     summary: bool = False
     sealed: bool = False

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from steno.contracts.chat import Tool
 from steno.contracts.errors import BadRequest
 from steno_proxy.dialects.base import check_wire
@@ -25,6 +27,8 @@ _MOST_NAMESAKES = 8
 """Tools of one name in different namespaces; more are refused."""
 MAX_NAMESPACE_CHARS = 256
 """Of a namespace's name, which stands before that of each tool in it. OpenAI allows 64 of a name."""
+MAX_TAKEN_OVER_BYTES = 2**20
+"""Of the tools that a conversation brings along, as JSON: each request that goes on from it may add some more."""
 _PARAMETERS = {
     "type": "object",
     "properties": {FREE_TEXT: {"type": "string", "description": "All of the tool's input, as plain text."}},
@@ -53,11 +57,13 @@ class ClientTool(NamedTuple):
 class Tools:
     """The tools of one request.
 
-    functions: canonical, in the client's order. places: of those whose name or kind differs for the client.
+    functions: canonical, in the client's order: first its own, then those among the items of its conversation. own: how many of
+    them are its own. places: of those whose name or kind differs for the client.
     dropped: types of the tools that can't be offered, one each. first_dropped: where the first of them stands.
     """
 
     functions: list[Tool] = field(default_factory=list)
+    own: int = 0
     places: dict[str, ClientTool] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     first_dropped: str = ""
@@ -79,7 +85,41 @@ class Tools:
         return joined
 
     def names(self) -> set[str]:
-        return {tool["function"]["name"] for tool in self.functions}
+        return {_name_of(tool) for tool in self.functions}
+
+    def carry(self, offered: list[Tool]) -> dict[str, Any]:
+        """What a request that goes on from this one's answer needs to know of its tools.
+
+        Args: offered: those of `functions` that the model was offered, which are on record.
+        """
+        carried = stored_places(self.places)
+        if len(self.functions) > self.own:
+            names = {_name_of(tool) for tool in offered}
+            carried["own_tools"] = sum(_name_of(tool) in names for tool in self.functions[: self.own])
+            if left := [tool for tool in self.functions[self.own :] if _name_of(tool) not in names]:
+                carried["tools_not_offered"] = left
+        return carried
+
+    def take_over(self, carried: Mapping[str, Any], offered: list[Tool]) -> None:
+        """Put those among the items of the conversation so far between its own and those among its items. A tool of this request
+        takes the place of one of its name.
+
+        Args: carried: `carry` of the request before, nothing where an older release has recorded it. offered: its turn's tools.
+        Raises: BadRequest: they are more than MAX_TAKEN_OVER_BYTES.
+        """
+        before = offered[carried.get("own_tools", len(offered)) :] + carried.get("tools_not_offered", [])
+        if before and (size := len(msgspec.json.encode(before))) > MAX_TAKEN_OVER_BYTES:
+            message = f"the tools among the items of that conversation are {size} bytes, at most {MAX_TAKEN_OVER_BYTES}"
+            raise BadRequest(f"previous_response_id: {message}", field="previous_response_id")
+        names, places = self.names(), places_on_record(carried)
+        before = [tool for tool in before if _name_of(tool) not in names]
+        self.functions[self.own : self.own] = before
+        self.places |= {name: places[name] for name in map(_name_of, before) if name in places}
+
+
+def _name_of(tool: Tool) -> str:
+    name: str = tool["function"]["name"]
+    return name
 
 
 def stored_places(places: Mapping[str, ClientTool]) -> dict[str, Any]:
@@ -123,14 +163,18 @@ def read_tools(given: list[Any], items: Any = None) -> Tools:
 
     Raises: BadRequest naming the field: a tool of a known type that is not well-formed, a name that stands for two.
     """
-    found = [(f"tools.{i}", tool) for i, tool in enumerate(given)]
+    own = [(f"tools.{i}", tool) for i, tool in enumerate(given)]
+    added: list[tuple[str, Any]] = []
     for k, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict) and item.get("type") == "additional_tools":
             if not isinstance(item.get("tools"), list):
                 raise BadRequest(f"input.{k}.tools is required", field=f"input.{k}.tools")
-            found += [(f"input.{k}.tools.{i}", tool) for i, tool in enumerate(item["tools"])]
-    reader = _ToolsReader({tool["name"] for _, tool in found if _plain(tool)})
-    for path, tool in found:
+            added += [(f"input.{k}.tools.{i}", tool) for i, tool in enumerate(item["tools"])]
+    reader = _ToolsReader({tool["name"] for _, tool in (*own, *added) if _plain(tool)})
+    for path, tool in own:
+        reader.take(path, tool, "", "")
+    reader.tools.own = len(reader.tools.functions)
+    for path, tool in added:
         reader.take(path, tool, "", "")
     return reader.tools
 

@@ -120,6 +120,20 @@ async def test_what_is_not_stored_can_be_gone_on_from_on_its_own_socket_until_th
     assert len(await proxy.turns("t")) == 3
 
 
+async def test_tools_among_the_items_stay_offered_where_the_conversation_goes_on(proxy: Proxy) -> None:
+    """Codex sends all of its tools there, and on a socket only what is new of its items."""
+    item = {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "f"}]}
+    last: dict[str, Any] = {}
+    async with opened(proxy) as wire:
+        for store in (False, False, True, True, False, False):
+            said = [{"role": "user", "content": "on"}]
+            ended = (await asked(wire, input=said if last else [item, *said], store=store, **last))[-1]["response"]
+            last = {"previous_response_id": ended["id"]}
+    turns = await proxy.turns("t")
+    assert [turn.parent_id for turn in turns] == [None, *(turn.turn_id for turn in turns[:-1])]
+    assert [[tool["function"]["name"] for tool in turn.tools] for turn in turns] == [["f"]] * 6
+
+
 async def test_who_leaves_in_the_middle_ends_the_turn() -> None:
     gate = asyncio.Event()
     async with running(ParrotEngine(lambda request: Say("hello", gates={2: gate}))) as proxy:

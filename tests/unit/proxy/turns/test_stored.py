@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from steno.contracts.chat import RECORDED, CanonicalRequest, Job, Message
 from steno.contracts.errors import BadRequest, NotFound, StoreUnavailable
 from steno.contracts.records import ForkOf, IndexRow, Timings, Turn
+from steno_proxy.dialects.responses.dialect import ResponsesDialect
+from steno_proxy.dialects.responses.output import ResponsesRequest
+from steno_proxy.dialects.responses.tools import ClientTool
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.fork_origins import ForkOrigins
 from steno_proxy.sessions.messages.normalise import message_digest
 from steno_proxy.store.memory.store import MemoryStore
-from steno_proxy.turns.stored_responses import answer_of, whole
+from steno_proxy.turns.stored_responses import answer_of, complete
 from tests.support.records.losing import LosingStore
 from tests.unit.proxy.session_cache.test_recorder import recorder, turn_and_row
 
 USER: Message = {"role": "user", "content": "hi"}
+F = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CREW = {"type": "namespace", "name": "crew", "description": "Agents.", "tools": [F, {**F, "name": "g"}]}
+FREE = {
+    "type": "custom",
+    "name": "exec",
+    "description": "Runs.",
+    "format": {"type": "grammar", "definition": "start: x"},
+}
 
 
 async def test_a_reply_is_referred_to_in_one_place() -> None:
@@ -31,9 +46,11 @@ async def test_a_reply_is_referred_to_in_one_place() -> None:
     def asked(*messages: Message) -> CanonicalRequest:
         return CanonicalRequest("responses", "m", Job(messages=[*messages]), refers=True)
 
-    assert (await whole(recorder, recording, asked(USER, named, USER))).job.messages == [USER, reply, USER]
+    referring = asked(USER, named, USER)
+    await complete(recorder, recording, referring)
+    assert referring.job.messages == [USER, reply, USER]
     with pytest.raises(BadRequest, match="stand in two places") as caught:
-        await whole(recorder, recording, asked(USER, named, USER, named, USER))
+        await complete(recorder, recording, asked(USER, named, USER, named, USER))
     assert caught.value.field == "input"
 
 
@@ -55,6 +72,111 @@ async def test_a_stored_answer_that_was_lost_is_not_found(taken: bool) -> None:
             await there.commit(await there.enter("t"), turn, row)
     with pytest.raises(NotFound):
         await answer_of(here, recording, turn_and_row(0)[0].turn_id)
+
+
+def added(*tools: Any) -> dict[str, Any]:
+    return {"type": "additional_tools", "role": "developer", "tools": [*tools]}
+
+
+class Conversation:
+    """A trial whose requests each go on from the answer before. stored: or else on one socket."""
+
+    def __init__(self, stored: bool = True) -> None:
+        self.recorder = recorder(MemoryStore())
+        self._stored = stored
+        self._last: ResponsesRequest | None = None
+        self._turn_id = ""
+
+    async def asked(self, *items: Any, lacking: Sequence[str] = (), **body: Any) -> ResponsesRequest:
+        """The request, as its turn is recorded. lacking: what an older release would not have kept of it."""
+        recording = await self.recorder.enter("t")
+        if self._last is not None:
+            body["previous_response_id"] = f"resp_{self._turn_id}"
+        body |= {"input": [*items, USER], "store": self._stored}
+        request = ResponsesDialect().parse(json.dumps(body).encode())
+        assert isinstance(request, ResponsesRequest)
+        if self._last is not None:
+            request.local = None if self._stored else self._last.carried
+            await complete(self.recorder, recording, request)
+        self._last, self._turn_id = request, f"{len(recording.tree.ids):012x}"
+        turn = Turn(
+            turn_id=self._turn_id, messages=request.job.messages, reply={"role": "assistant", "content": "done"},
+            tools=request.job.tools, options={"kept": {k: v for k, v in request.kept.items() if k not in lacking}},
+            timings=Timings(queued=1.0),
+        )  # fmt: skip
+        digests = b"".join(map(message_digest, [*turn.messages, turn.reply]))
+        row = IndexRow(self._turn_id, -1, digests, b"\0" * 8, b"\0" * 8, "stop", False, 0)
+        await self.recorder.commit(recording, turn, row)
+        return request
+
+    async def offered(self, *items: Any, **body: Any) -> list[str]:
+        return [tool["function"]["name"] for tool in (await self.asked(*items, **body)).job.tools]
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "on a socket"])
+async def test_tools_among_the_items_belong_to_the_conversation(stored: bool) -> None:
+    """As if the client had sent all of its items again: the request's own tools are those of that request alone."""
+    talk, own = Conversation(stored), {**F, "name": "own"}
+    first = await talk.asked(added(F, CREW, FREE), tools=[own])
+    again = await talk.asked(tools=[own])
+    assert again.job.tools == first.job.tools and again.places == first.places
+    assert await talk.offered(added({**F, "name": "late"})) == ["f", "crew__f", "crew__g", "exec", "late"]
+    assert (await talk.asked(tool_choice={"type": "custom", "name": "exec"})).job.tool_choice == "function:exec"
+    last = await talk.asked(
+        added({**F, "description": "new"}, {**CREW, "tools": [F]}), tools=[own, {"type": "web_search"}]
+    )
+    names = [tool["function"]["name"] for tool in last.job.tools]
+    assert names == ["own", "crew__g", "exec", "late", "f", "crew__f"]
+    assert last.job.tools[4]["function"]["description"] == "new"
+    assert last.places["crew__g"] == ClientTool("crew", "g") and last.places["exec"].custom
+    assert [tool["function"]["name"] for tool in first.job.tools] == ["own", "f", "crew__f", "crew__g", "exec"]
+
+
+async def test_tools_that_a_choice_left_out_are_there_again() -> None:
+    talk = Conversation()
+    only = {"type": "allowed_tools", "tools": [{"type": "function", "name": "own"}, {"type": "function", "name": "f"}]}
+    own = [{**F, "name": "own"}, {**F, "name": "other"}]
+    assert await talk.offered(added(CREW, F), tools=own, tool_choice=only) == ["own", "f"]
+    assert await talk.offered() == ["f", "crew__f", "crew__g"]
+    assert await talk.offered(tool_choice={"type": "function", "name": "g", "namespace": "crew"}) == [
+        "f", "crew__f", "crew__g",
+    ]  # fmt: skip
+
+
+async def test_the_tools_of_a_conversation_do_not_grow_without_bound() -> None:
+    """A model need not be offered what is carried along, and its prompt bounds that no more than one body does."""
+    talk = Conversation()
+    none = {
+        "tools": [{**F, "name": "own"}],
+        "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "own"}]},
+    }
+    assert await talk.offered(added({**F, "description": "x" * 2**19}), **none) == ["own"]
+    assert await talk.offered(added({**F, "name": "g", "description": "x" * 2**19}), **none) == ["own"]
+    with pytest.raises(BadRequest, match="at most 1048576") as caught:
+        await talk.asked(**none)
+    assert caught.value.field == "previous_response_id"
+
+
+async def test_what_an_older_release_has_recorded_brings_no_tools() -> None:
+    talk = Conversation()
+    await talk.asked(added(F), tools=[{**F, "name": "own"}], lacking=["own_tools"])
+    for field, body in (
+        ("tool_choice.name", {"tool_choice": {"type": "function", "name": "f"}}),
+        ("tools.0.type", {"tools": [{"type": "web_search"}]}),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            await talk.asked(**body)
+        assert caught.value.field == field
+    assert await talk.offered() == []
+
+
+async def test_a_summary_is_asked_for_without_the_conversations_tools() -> None:
+    talk = Conversation()
+    await talk.asked(added(F))
+    body = {"input": [{"type": "compaction_trigger"}], "previous_response_id": f"resp_{0:012x}"}
+    request = ResponsesDialect().parse(json.dumps(body).encode())
+    await complete(talk.recorder, await talk.recorder.enter("t"), request)
+    assert request.job.tools == [] and len(request.job.messages) == 3
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["gone", "another has its number"])

@@ -342,10 +342,13 @@ def test_what_is_stored_is_only_what_the_record_would_not_hold() -> None:
     assert parse(store=False, metadata={"a": "b"}).kept == {}
     request = parse(instructions="x", previous_response_id=f"resp_{TURN}", metadata={"a": "b"}, tools=[NAMESPACE])
     assert (request.after, request.leading) == (TURN, 1)
+    request.goes_on_from({}, [])
     assert request.kept == {
         "stored": True, "leading": 1, "after": True, "metadata": {"a": "b"},
         "places": {"crew__f": ["crew", "f", False], "crew__g": ["crew", "g", False]},
     }  # fmt: skip
+    added = {"type": "additional_tools", "tools": [NAMESPACE]}
+    assert parse([added, USER], tools=[F]).kept == {"stored": True, "places": request.kept["places"], "own_tools": 1}
 
 
 def test_response_ids_name_turns() -> None:
