@@ -44,7 +44,7 @@ MUTANTS = (
     ),
     Mutant(
         "heard-forgotten", "names that are heard while the store is asked are forgotten", _NAMES,
-        "self._kept = kept | news | heard", "self._kept = kept | news", _HEARD,
+        "in (kept | news | heard).items()", "in (kept | news).items()", _HEARD,
     ),
     Mutant(
         "policy-outlives-name", "what policy a name had stays when the name is retired", _RETIRE,

@@ -7,14 +7,14 @@ from tests.mutants.base import Mutant
 (
     _LOSS, _ADVANTAGES, _AGGREGATION, _STALENESS, _PACKING, _LEDGER, _BATCH, _COLLATE, _MISMATCH, _RATIOS, _OVERLONG, _ASSEMBLE,
     _CUT, _FOREST, _ATTENTION, _PATHS, _CLIP,
-    _DUAL_CLIP, _CISPO, _OWN,
+    _DUAL_CLIP, _CISPO, _OWN, _STEP,
 ) = (
     f"trainer_bridge/steno_trainer/{name}.py"
     for name in (
         "objective/loss", "data/advantages", "objective/aggregation", "data/staleness", "packing/plan", "data/ledger",
         "data/rows", "packing/collate", "objective/mismatch", "objective/ratios", "data/overlong", "step/assemble",
         "packing/cut", "packing/forest", "model/attention", "model/paths", "objective/clip",
-        "objective/dual_clip", "objective/cispo", "objective/own",
+        "objective/dual_clip", "objective/cispo", "objective/own", "step/step",
     )
 )  # fmt: skip
 
@@ -195,9 +195,9 @@ MUTANTS = (
         _unit("packing/collate"),
     ),
     Mutant(
-        "masked-is-trained", "tokens that the mismatch took out are booked as trained too", _COLLATE,
-        "ledger.trained(version, int(here_N.sum()) - masked)", "ledger.trained(version, int(here_N.sum()))",
-        _unit("packing/collate"),
+        "masked-is-trained", "tokens that the mismatch took out are booked as trained too", _STEP,
+        "ledger.trained(version, int(here_n.sum()) - masked)", "ledger.trained(version, int(here_n.sum()))",
+        _unit("step/orders"),
     ),
     Mutant(
         "shared-tokens-twice", "the length of a trial counts a completion once for each path that it is on", _OVERLONG,
