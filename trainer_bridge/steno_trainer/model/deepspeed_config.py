@@ -39,11 +39,11 @@ OWNED = {
 def deepspeed_config(settings: TrainerSettings, *, cuda: bool) -> dict[str, Any]:
     """The policy's configuration.
 
-    Raises: ConfigError: the file can't be read, or sets what a setting owns; the field is `deepspeed`.
+    Raises: ConfigError: the file can't be read, or sets or removes what a setting owns; the field is `deepspeed`.
     """
     config = _made(settings, cuda)
     if settings.deepspeed is not None:
-        _lay_over(config, _read(settings.deepspeed))
+        _lay_over(config, _read(settings.deepspeed), f"deepspeed: {settings.deepspeed}: ")
     return config
 
 
@@ -153,9 +153,13 @@ def _has(values: Any, key: str) -> bool:
     return True
 
 
-def _lay_over(config: dict[str, Any], given: Mapping[str, Any]) -> None:
+def _lay_over(config: dict[str, Any], given: Mapping[str, Any], where: str) -> None:
+    """Args: where: how a message begins. Raises: ConfigError: a whole part would be gone, with what nobody may set in it."""
     for key, value in given.items():
-        if isinstance(value, dict) and isinstance(config.get(key), dict):
-            _lay_over(config[key], value)
-        else:
+        if not isinstance(config.get(key), dict):
             config[key] = value
+        elif isinstance(value, dict):
+            _lay_over(config[key], value, f"{where}{key}.")
+        else:
+            got = json.dumps(value)[:80]
+            raise ConfigError(f"{where}{key}: got {got}, must be an object", field="deepspeed")

@@ -271,6 +271,29 @@ def test_a_file_may_not_leave_a_part_of_the_optimizer_on_the_gpu(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"zero_optimization": None}, "zero_optimization: got null"),
+        ({"zero_optimization": {"offload_optimizer": None}}, r"zero_optimization\.offload_optimizer: got null"),
+        ({"zero_optimization": {"offload_param": None}}, r"zero_optimization\.offload_param: got null"),
+        ({"bf16": None}, "bf16: got null"),
+        ({"optimizer": []}, r"optimizer: got \[\]"),
+        ({"optimizer": {"params": 3}}, r"optimizer\.params: got 3"),
+        ({"data_types": "fp32"}, 'data_types: got "fp32"'),
+    ],
+)
+def test_a_file_may_not_take_away_a_whole_part_of_what_settings_made(
+    given: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Without it DeepSpeed would take defaults of its own: another stage, another rate."""
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(given))
+    with pytest.raises(ConfigError, match=rf"^deepspeed: {file}: {words}, must be an object$") as refused:
+        deepspeed_config(settings(deepspeed=file, offload_optimizer=True, offload_parameters=True), cuda=True)
+    assert refused.value.field == "deepspeed"
+
+
 def test_a_file_that_is_none_is_named(content: str | None, tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     if content is not None:
