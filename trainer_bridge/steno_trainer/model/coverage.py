@@ -24,7 +24,7 @@ from steno_trainer.data.rows import all_trained
 from steno_trainer.distributed.ranks import Ranks
 from steno_trainer.errors import BadBatch
 from steno_trainer.model.model import PolicyModel
-from steno_trainer.model.model_config import STATEFUL, layer_kinds
+from steno_trainer.model.model_config import STATEFUL, layer_kinds, rope_kind, rope_parameters
 from steno_trainer.model.sequence_parallel import take_share
 from steno_trainer.packing.collate import collate
 
@@ -100,7 +100,7 @@ def examine(engine: Any, ranks: Ranks, *, name: str, precision: str, longest: in
                     field="model",
                 )
             why = f"other ids in one sample change the next one's log-probabilities, by up to {leaked:.2g} nats"
-        elif _rope_kinds(lm.config) & BY_LENGTH:
+        elif BY_LENGTH.intersection(map(rope_kind, rope_parameters(lm.config))):
             why = "its rotary embedding depends on the longest sample of a call"
         if why is not None:
             ours_M = score_samples(engine, ranks, [sample])
@@ -135,12 +135,6 @@ def _check_windows(lm: Any, told: Sequence[int | None], *, name: str, longest: i
             f"allowed: {longest} or more, the longest sample (lower micro_batch_tokens to it)",
             field="model",
         )
-
-
-def _rope_kinds(config: Any) -> set[str]:
-    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    by_layer = [one for one in given.values() if isinstance(one, dict)]
-    return {str(one.get("rope_type") or one.get("type")) for one in [given, *by_layer]}
 
 
 def score_samples(

@@ -19,7 +19,7 @@ from steno.contracts.errors import ConfigError
 from steno_trainer.model import attention
 from steno_trainer.model.attention import Segments
 from steno_trainer.model.logprobs import LogprobHead
-from steno_trainer.model.model_config import STATEFUL, check_config, layer_kinds
+from steno_trainer.model.model_config import STATEFUL, check_config, layer_kinds, positions
 from steno_trainer.model.sizes import sizes_of
 from steno_trainer.packing.collate import PackedBatch
 from steno_trainer.packing.plan import CostModel
@@ -90,7 +90,7 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         config = config.get_text_config()  # of a model that also sees, the part that reads and writes
-        check_config(config, longest=min(longest, getattr(config, "max_position_embeddings", None) or longest))
+        check_config(config, longest=min(longest, positions(config)))
         lm, loaded = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=getattr(torch, precision), attn_implementation=attention.NAME,
             trust_remote_code=trust_remote_code, output_loading_info=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from steno.contracts.errors import ConfigError
@@ -49,6 +50,24 @@ def check_config(config: Any, *, longest: int) -> None:
         raise ConfigError(
             f"model: layers of the kind {kind} are not supported; allowed: {', '.join(sorted(LAYERS))}", field="model"
         )
+
+
+def positions(config: Any) -> int:
+    """Tokens that a model takes: what YaRN stretches its context to, also where `max_position_embeddings` is the one before."""
+    said = int(getattr(config, "max_position_embeddings", None) or 2**31)
+    yarn = [rope for rope in rope_parameters(config) if rope_kind(rope) == "yarn"]
+    stretched = [(rope.get("original_max_position_embeddings") or said) * (rope.get("factor") or 1) for rope in yarn]
+    return max([said, *map(int, stretched)])
+
+
+def rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """Of its rotary embedding: of the whole model, and of each kind of layers where they differ."""
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return [given, *(one for one in given.values() if isinstance(one, dict))]
+
+
+def rope_kind(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type"))
 
 
 def layer_kinds(config: Any) -> list[str]:

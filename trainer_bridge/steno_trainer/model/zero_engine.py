@@ -23,6 +23,7 @@ from steno_trainer.model.adapter import add_adapter, without_adapter
 from steno_trainer.model.coverage import examine
 from steno_trainer.model.deepspeed_config import deepspeed_config, reference_config, start_deepspeed
 from steno_trainer.model.model import PolicyModel, cost_model, load_model
+from steno_trainer.model.model_config import positions
 from steno_trainer.model.same_tokens import CommonTokens, common_tokens
 from steno_trainer.model.sequence_parallel import RankShare
 from steno_trainer.model.sharing import why_not_shared
@@ -86,12 +87,23 @@ class PolicyEngine:
         engine = cls(ranks, settings, _initialize(policy, zero), reference, cost)
         engine.common = common
         engine._examine()
-        if engine.context_tokens < min(settings.micro_batch_tokens, _positions(engine.lm)) and ranks.first:
+        if ranks.first:
+            engine.tell_lengths()
+        return engine
+
+    def tell_lengths(self) -> None:
+        """In the log, which of the models takes shorter samples than a micro-batch holds."""
+        own = positions(self.lm.config)
+        if own < self.settings.micro_batch_tokens:
+            log.info(
+                "model: it takes %d tokens, fewer than micro_batch_tokens: longer samples are not trained (too_long)",
+                own,
+            )
+        if self.context_tokens < min(self.settings.micro_batch_tokens, own):
             log.warning(
                 "reference: it takes %d tokens, fewer than the model: longer samples are not trained (too_long)",
-                engine.context_tokens,
+                self.context_tokens,
             )
-        return engine
 
     def _examine(self) -> None:
         """Set `alone` and `shares`. A collective. Raises: ConfigError: a model is not covered."""
@@ -129,7 +141,7 @@ class PolicyEngine:
     @property
     def context_tokens(self) -> int:
         """The longest sample that can be trained: what a micro-batch holds, and what the models take."""
-        return min(self.settings.micro_batch_tokens, *map(_positions, self._models))
+        return min(self.settings.micro_batch_tokens, *(positions(model.config) for model in self._models))
 
     @property
     def _models(self) -> list[Any]:
@@ -221,11 +233,6 @@ def _initialize(model: PolicyModel, zero: Mapping[str, Any]) -> Any:
     trained = {"model_parameters": [p for p in model.parameters() if p.requires_grad]} if "optimizer" in zero else {}
     engine, *_ = deepspeed.initialize(model=model, config=dict(zero), **trained)
     return engine
-
-
-def _positions(lm: Any) -> int:
-    """Tokens that a model takes."""
-    return int(getattr(lm.config, "max_position_embeddings", None) or 2**31)
 
 
 def _check_heads(config: Any, ranks: int) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from steno.contracts.errors import ConfigError
+from steno_trainer.config import TrainerSettings
 from steno_trainer.errors import BadBatch
 from steno_trainer.model.attention import Segments, packed_attention
 from steno_trainer.model.model import cost_model, load_model
+from steno_trainer.model.model_config import positions
 from steno_trainer.model.sequence_parallel import take_share
+from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.packing.collate import collate
+from steno_trainer.packing.plan import CostModel
+from tests.unit.trainer.families import ALONE
 from tests.unit.trainer.rows import row
 
 TINY = str(Path(__file__).resolve().parents[4] / "steno/models/tiny")
@@ -89,6 +97,50 @@ def test_shares_are_equally_long_and_hold_each_trained_token_once(ranks: int) ->
     for rank, share in enumerate(shares):
         assert torch.equal(share.packed.predictor_N + rank * length, packed.predictor_N[share.chosen])
         assert torch.equal(share.packed.targets_N, packed.targets_N[share.chosen])
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("given", "longest"),
+    [
+        ({"rope_scaling": YARN}, 131072),  # as Qwen2.5's card has it
+        ({"rope_parameters": {**YARN, "rope_type": "yarn", "rope_theta": 1e6}}, 131072),
+        ({"rope_scaling": YARN, "max_position_embeddings": 163840}, 163840),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 131072),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 32768),
+        ({}, 32768),
+    ],
+)
+def test_a_model_takes_what_yarn_stretches_its_context_to(tmp_path: Path, given: dict[str, Any], longest: int) -> None:
+    from transformers import AutoConfig
+
+    body = json.loads(Path(f"{TINY}/config.json").read_text())
+    for name in ("rope_scaling", "rope_parameters"):
+        body.pop(name, None)
+    (tmp_path / "config.json").write_text(json.dumps({**body, "max_position_embeddings": 32768, **given}))
+    assert positions(AutoConfig.from_pretrained(tmp_path)) == longest
+
+
+@pytest.mark.parametrize(("model", "reference"), [(32768, None), (131072, 32768), (32768, 16384), (131072, None)])
+def test_samples_that_the_models_do_not_take_are_told_of_at_the_start(
+    model: int, reference: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def engine_of(longest: int) -> Any:
+        lm = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=longest))
+        return SimpleNamespace(module=SimpleNamespace(lm=lm))
+
+    caplog.set_level("INFO")
+    frozen = engine_of(reference) if reference is not None else None
+    settings = TrainerSettings(model="m", micro_batch_tokens=65536)
+    PolicyEngine(ALONE, settings, engine_of(model), frozen, CostModel(1.0, 1.0, 1.0)).tell_lengths()
+    words = []
+    if model < 65536:
+        words.append(f"model: it takes {model} tokens, fewer than micro_batch_tokens")
+    if reference is not None:
+        words.append(f"reference: it takes {reference} tokens, fewer than the model")
+    assert caplog.messages == [f"{one}: longer samples are not trained (too_long)" for one in words]
 
 
 def test_a_folder_that_holds_no_model_is_named(tmp_path: Path) -> None:
