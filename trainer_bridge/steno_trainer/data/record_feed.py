@@ -45,6 +45,7 @@ class RecordFeed:
         self._run_id, self._counts = run_id, counts
         self._left = [group for group in self._file.groups.values() if group.group_id not in trained]
         self._left.reverse()
+        self._kept: list[LeasedGroup] = []  # that count, and wait for others that do
         self._held: set[str] = set()
         logger.info("%s: %d groups, %d of them not trained yet", path, len(self._file.groups), len(self._left))
         if self._file.ungrouped:
@@ -59,7 +60,7 @@ class RecordFeed:
     @property
     def waiting(self) -> int:
         """Groups that could be taken now."""
-        return len(self._left)
+        return len(self._left) + len(self._kept)
 
     @property
     def held(self) -> int:
@@ -74,8 +75,8 @@ class RecordFeed:
         """Nothing comes that is not here anyway."""
 
     async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[LeasedGroup]:
-        """The next `groups` that count, or as many as there are, with those between them that do not. Empty: the file has no
-        more.
+        """The next `groups` that count, or as many as there are, with those between them that do not; or these alone, once they
+        are so many. Empty: the file has no more.
 
         Raises: ConfigError: as `RecordFile.samples`.
         """
@@ -84,13 +85,16 @@ class RecordFeed:
         return taken
 
     def _next(self, groups: int) -> list[LeasedGroup]:
-        taken: list[LeasedGroup] = []
-        counted = 0
-        while self._left and counted < groups:
+        taken, self._kept = self._kept, []
+        counted = len(taken)
+        while self._left and counted < groups and len(taken) - counted < groups:
             group = self._left.pop()
             leased = recorded_group(group, self._file.samples(group), self._run_id)
             counted += self._counts(leased.lease)
             taken.append(leased)
+        if self._left and counted < groups:
+            self._kept = [leased for leased in taken if self._counts(leased.lease)]
+            taken = [leased for leased in taken if not self._counts(leased.lease)]
         return taken
 
     async def acknowledge(self, group_ids: Iterable[str]) -> None:
@@ -102,8 +106,8 @@ class RecordFeed:
 
     async def run(self, run_id: str) -> RunView:
         """How far this is, as the proxy would say it of a run."""
-        done = len(self._file.groups) - len(self._left) - len(self._held)
-        groups = RunGroups(ready=len(self._left), leased=len(self._held), acknowledged=done)
+        done = len(self._file.groups) - self.waiting - len(self._held)
+        groups = RunGroups(ready=self.waiting, leased=len(self._held), acknowledged=done)
         return RunView(run_id=run_id, groups=groups, rollouts_over=True)
 
 

@@ -26,6 +26,7 @@ from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.run.main import check_beforehand
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.assemble import assemble, says_something
+from tests.unit.trainer.launched import launched
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
 HISTORY = VersionHistory((PolicyVersion("base", 0), PolicyVersion("mine", 7)))
@@ -96,11 +97,26 @@ def _plain(samples: list[Sample]) -> list[tuple[Any, ...]]:
     ]
 
 
-async def test_groups_that_say_nothing_come_along_and_do_not_count(tmp_path: Path) -> None:
-    alike = recorded({"a.0": 1.0, "a.1": 1.0}, "a")
-    path = write_jsonl(tmp_path / "r.jsonl", [*alike, *recorded(), *recorded({"h.0": 0.0, "h.1": 1.0}, "h")])
+async def test_groups_that_say_nothing_come_beside_those_that_do_or_alone_once_they_are_as_many(tmp_path: Path) -> None:
+    """As leased ones do: a file of them is not read to its end into one step, and steps stay equally large."""
+
+    def silent(group_id: str) -> list[Sample]:
+        return recorded({f"{group_id}.0": 1.0, f"{group_id}.1": 1.0}, group_id)
+
+    def telling(group_id: str) -> list[Sample]:
+        return recorded({f"{group_id}.0": 0.0, f"{group_id}.1": 1.0}, group_id)
+
+    groups = [telling(name) if name in "acdh" else silent(name) for name in "abcdefghij"]
+    path = write_jsonl(tmp_path / "r.jsonl", [sample for group in groups for sample in group])
     async with RecordFeed(path, run_id="r", trained=set(), counts=says_something) as feed:
-        assert [leased.group_id for leased in await feed.take(1)] == ["a", "g"]
+        taken, left = [], []
+        while found := await feed.take(2):
+            taken.append("".join(leased.group_id for leased in found))
+            ready = (await feed.run("r")).groups.ready
+            assert ready == feed.waiting
+            left.append(ready)
+    assert taken == ["abc", "ef", "dgh", "ij"]
+    assert left == [7, 5, 2, 0], "d waits for another one that says something"
 
 
 async def test_any_version_is_trained_offline_and_every_token_is_booked(tmp_path: Path) -> None:
