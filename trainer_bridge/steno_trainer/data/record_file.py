@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +143,7 @@ class RecordFile:
         """Args: rewards: of each trial so far, and of which row."""
         sample = self._sample(number, place)
         before, row = rewards.setdefault(sample.trial_id, (sample.reward, number))
-        if before != sample.reward:
+        if before != sample.reward and not (_is_nan(before) and _is_nan(sample.reward)):
             words = f"reward: got {sample.reward}, must be {before} as in row {row}: a trial has one"
             raise _wrong(self.path, number, f"trial {sample.trial_id}: {words}")
         return sample
@@ -253,6 +254,10 @@ class _Parquet:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_nan(reward: float | None) -> bool:
+    return reward is not None and math.isnan(reward)
 
 
 def _nested(name: str, text: str) -> Any:

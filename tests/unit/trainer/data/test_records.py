@@ -170,6 +170,19 @@ async def test_samples_without_a_reward_or_a_group_are_not_trained(tmp_path: Pat
     assert ready.books.total().untrained == {Reason.UNSCORED: 9}
 
 
+@BOTH
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+async def test_a_reward_that_is_no_finite_number_is_one_reward_and_leaves_its_group_out(
+    reward: float, tmp_path: Path, name: str, write: Write
+) -> None:
+    path = write(tmp_path / name, [*recorded({"h.0": reward, "h.1": 1.0}, "h"), *recorded()])
+    check_beforehand(RunSettings(model="m", records=path))
+    async with RecordFeed(path, run_id="r", trained=set()) as feed:
+        groups = await feed.take(2)
+    ready = assemble(groups, TrainingTerms(HISTORY, None, 1000, VOCABULARY), Estimator.GRPO, Overlong())
+    assert {row.group_id for row in ready.batch.rows} == {"g"} and ready.malformed.keys() == {"h"}
+
+
 def _without(samples: list[Sample], name: str) -> list[str]:
     rows = [readable(sample) for sample in samples]
     rows[1].pop(name)
