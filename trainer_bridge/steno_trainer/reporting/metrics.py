@@ -115,7 +115,10 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("mismatch/truncated_fraction", "Tokens whose importance weight was cut"),
         ("mismatch/masked_fraction", "Tokens that were masked for their ratio"),
         ("staleness/mean", "Steps between a sample's oldest version and the weights it trained, mean over samples"),
-        ("staleness/max", "The largest of these; never over the bound"),
+        (
+            "staleness/max",
+            "The largest of these; over the bound only while lost steps are taken again after a crash",
+        ),
         ("staleness/in_flight", "Of the mean, what grew while the rollout ran"),
         ("staleness/queue", "Of the mean, what grew while the finished group waited"),
         ("time/wait_s", "Seconds that the trainer waited for groups; high: rollouts are too slow"),
