@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.rows import TrainingRow
 from steno_trainer.errors import BadBatch
 from steno_trainer.objective.ratios import RatioLevel
@@ -175,15 +174,6 @@ def _first(path: Sequence[Range], tokens: int) -> list[Range]:
             found.append((start, min(end, start + tokens)))
         tokens -= end - start
     return found
-
-
-def book(packed: PackedBatch, mismatch_masked_N: Tensor, ledger: Ledger) -> None:
-    """Book a micro-batch that was trained: its tokens as trained, but for those that the mismatch correction took out."""
-    for i, version in enumerate(packed.versions):
-        here_N = packed.version_N == i
-        masked = int((here_N & mismatch_masked_N).sum())
-        ledger.trained(version, int(here_N.sum()) - masked)
-        ledger.untrained(version, Reason.MISMATCH, masked)
 
 
 def _sequences(

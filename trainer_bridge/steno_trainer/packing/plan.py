@@ -8,7 +8,7 @@ equally many micro-batches (a rank with nothing left gets an empty one, which is
 equally many chunks. And since each layer's weights are gathered by all ranks together, a micro-batch takes as long as the
 slowest rank's: what is balanced is the cost at each position, not a rank's total.
 
-The plan is made once, from all samples of a step, and is plain data: ranks compare digests, or check it against the samples.
+The plan is made once, from all samples of a step, and is plain data, which ranks check against the samples.
 The same input gives the same plan, on every machine.
 """
 
@@ -19,7 +19,6 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
@@ -98,21 +97,6 @@ class PackingPlan(msgspec.Struct, frozen=True, array_like=True):
     chunk_tokens: int
     ranks: tuple[tuple[MicroBatch, ...], ...]
     chunks: tuple[int, ...]
-
-    def encode(self) -> bytes:
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def decode(cls, raw: bytes) -> PackingPlan:
-        """Raises: BadPlan: not an encoded plan."""
-        try:
-            return msgspec.msgpack.decode(raw, type=cls)
-        except msgspec.DecodeError as error:
-            raise BadPlan(f"not a plan: {error}") from error
-
-    def digest(self) -> str:
-        """Equal on two ranks exactly if their plans are."""
-        return blake2b(self.encode(), digest_size=16).hexdigest()
 
     def check(self, items: Sequence[PackingItem], forest: Forest) -> None:
         """Whether this is a plan of these samples that ranks can run in lockstep. Raises: BadPlan: saying what is not."""

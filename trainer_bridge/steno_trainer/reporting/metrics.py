@@ -152,7 +152,6 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("eval/completion_tokens", "Tokens sampled for the evaluation"),
     )
 )
-BY_NAME = {measure.name: measure for measure in MEASURES}
 
 
 def family_of(name: str) -> tuple[Family, str]:

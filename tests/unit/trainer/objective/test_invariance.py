@@ -27,8 +27,9 @@ from steno_trainer.objective.aggregation import Aggregation, SampleShare, token_
 from steno_trainer.objective.loss import Objective, Tokens, means, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch
 from steno_trainer.objective.ratios import RatioLevel, Sequences
-from steno_trainer.packing.collate import book, collate
+from steno_trainer.packing.collate import collate
 from steno_trainer.packing.plan import CostModel, PackingItem, plan_step
+from steno_trainer.step.step import _booked, _positions, _slots
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
 D = 5
@@ -139,6 +140,8 @@ def in_pieces(rows, advantages, weights, level, ranks, budget, chunk, ledger):
     items = [PackingItem(row.tokens, row.trained_tokens) for row in rows]
     plan = plan_step(items, ranks=ranks, budget_tokens=budget, chunk_tokens=chunk, cost=COST)
     model, total, sums, maxima = Toy(), 0.0, [], []
+    slots = _slots(rows)
+    masked_N = torch.zeros(slots[-1], dtype=torch.bool)
     for batches in plan.ranks:
         for chunks, batch in zip(plan.chunks, batches, strict=True):
             packed = collate([rows[i] for i in batch.items], advantages, [weights[i] for i in batch.items], level)
@@ -155,7 +158,8 @@ def in_pieces(rows, advantages, weights, level, ranks, budget, chunk, ledger):
             total += found.total.item()
             sums.append(found.sums_M2)
             maxima.append(found.maxima_X)
-            book(packed, found.mismatch_masked_N, ledger)
+            masked_N[_positions(batch.items, slots)] = found.mismatch_masked_N
+    ledger.add(_booked(rows, slots, masked_N, ()))
     metrics = means(torch.stack(sums).sum(0), torch.stack(maxima).amax(0))
     return total, [parameter.grad for parameter in model.parameters()], metrics
 

@@ -15,16 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steno_trainer.data.ledger import Ledger
 from steno_trainer.model.model import PolicyModel, cost_model, load_model
 from steno_trainer.model.sequence_parallel import take_share
 from steno_trainer.objective.aggregation import Aggregation, SampleShare, token_weights
 from steno_trainer.objective.loss import Objective, Tokens, means, policy_loss
 from steno_trainer.objective.mismatch import Correction, Mismatch
 from steno_trainer.objective.ratios import RatioLevel, Sequences
-from steno_trainer.packing.collate import book, collate
+from steno_trainer.packing.collate import collate
 from steno_trainer.packing.forest import Forest
 from steno_trainer.packing.plan import CostModel, PackingItem, plan_step
+from steno_trainer.step.step import _booked, _positions, _slots
 from tests.unit.trainer.families import build
 from tests.unit.trainer.rows import row
 
@@ -77,7 +77,8 @@ def take_step(model, optimizer, rows, advantages, level, *, share, ranks, budget
     weights = token_weights(
         [SampleShare(one.trial_id, one.trained_tokens) for one in rows], Aggregation.ROLLOUT_MEAN, None
     )
-    loss, sums, maxima, computed, ledger = 0.0, [], [], 0, Ledger()
+    loss, sums, maxima, computed, slots = 0.0, [], [], 0, _slots(rows)
+    masked_N = torch.zeros(slots[-1], dtype=torch.bool)
     optimizer.zero_grad()
     for batches in plan.ranks:
         for chunks, batch in zip(plan.chunks, batches, strict=True):
@@ -97,11 +98,11 @@ def take_step(model, optimizer, rows, advantages, level, *, share, ranks, budget
             sums.append(found.sums_M2)
             maxima.append(found.maxima_X)
             computed += packed.input_ids_1S.shape[1] if batch.items else 0
-            book(packed, found.mismatch_masked_N, ledger)
+            masked_N[_positions(batch.items, slots)] = found.mismatch_masked_N
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
     optimizer.step()
     metrics = means(torch.stack(sums).sum(0), torch.stack(maxima).amax(0))
-    return {"loss": loss, "norm": norm, **metrics}, ledger.accounts(), computed
+    return {"loss": loss, "norm": norm, **metrics}, _booked(rows, slots, masked_N, ()).accounts(), computed
 
 
 @settings(max_examples=12, deadline=None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steno_trainer.data.ledger import Account, Ledger, Reason
+from steno_trainer.data.ledger import Ledger
 from steno_trainer.data.rows import TrainingTerms, read_samples
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.errors import BadBatch
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.ratios import RatioLevel
-from steno_trainer.packing.collate import DUMMY_TOKENS, book, collate
+from steno_trainer.packing.collate import DUMMY_TOKENS, collate
 from steno_trainer.packing.plan import CostModel
 from steno_trainer.step.step_plan import Layout, StepBatch, StepOrders, draw_up
 from tests.unit.trainer.recorded import VOCABULARY, Recording, session
@@ -106,19 +106,6 @@ def test_tensors_move_together():
     packed = collate(rows(), {"g.0": 0.5, "g.1": -1.0}, [0.25, 0.125]).to("meta")
     assert {packed.input_ids_1S.device.type, packed.weights_N.device.type} == {"meta"}
     assert packed.versions == ("a/2", "a/3", "a/4")
-
-
-def test_what_was_trained_is_booked_by_version_and_what_was_masked_by_its_reason():
-    packed = collate(rows(), {"g.0": 0.5, "g.1": -1.0}, [0.25, 0.125])
-    ledger = Ledger()
-    book(packed, torch.tensor([True, False, False, False, True, True]), ledger)
-    assert ledger.accounts() == {
-        "a/2": Account(0, 1, {Reason.MISMATCH: 1}),
-        "a/3": Account(0, 0, {Reason.MISMATCH: 2}),
-        "a/4": Account(0, 2, {}),
-    }
-    book(collate([], {}, []), torch.zeros(0, dtype=torch.bool), ledger)
-    assert ledger.total().trained == 3
 
 
 def test_a_trial_without_an_advantage_and_weights_that_do_not_fit_are_refused():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from steno.contracts.errors import ConfigError
 from steno_trainer.errors import BadPlan
 from steno_trainer.packing.forest import Forest
-from steno_trainer.packing.plan import CostModel, MicroBatch, PackingItem, PackingPlan, plan_step
+from steno_trainer.packing.plan import CostModel, MicroBatch, PackingItem, plan_step
 
 COST = CostModel.of(parameters=7_000_000_000, layers=28, attention_width=3584, hidden=3584, vocabulary=152_064)
 BUDGET = 4096
@@ -71,19 +71,8 @@ def test_samples_that_share_no_call_are_as_many_calls_also_where_they_cost_nothi
 
 def test_the_same_samples_give_the_same_plan():
     items = some_items(200)
-    assert plan(items).digest() == plan(list(items)).digest()
-    assert plan(items).digest() != plan(items, ranks=8).digest()
+    assert plan(items) == plan(list(items)) != plan(items, ranks=8)
     assert plan([]).ranks == ((MicroBatch(),),) * 4
-
-
-def test_a_plan_is_plain_data_and_survives_the_wire():
-    made = plan(some_items(50))
-    again = PackingPlan.decode(made.encode())
-    assert again == made
-    assert again.digest() == made.digest()
-    for raw in (b"", b"\xc1", msgspec.msgpack.encode([1, 2])):
-        with pytest.raises(BadPlan, match="not a plan"):
-            PackingPlan.decode(raw)
 
 
 @pytest.mark.parametrize(("n", "ranks"), [(64, 1), (256, 4), (256, 8), (1000, 16)])

@@ -16,9 +16,10 @@ from steno.contracts.errors import ConfigError
 from steno_rollouts.evaluation import Evaluation
 from steno_trainer.data.ledger import Account, Ledger, Reason
 from steno_trainer.objective.loss import MAXIMA, MEANS
-from steno_trainer.reporting.metrics import BY_NAME, MEASURES
-from steno_trainer.reporting.trackers import Prometheus, TensorBoard, Trackers, WeightsAndBiases
-from steno_trainer.run.main import train
+from steno_trainer.reporting.metrics import MEASURES
+from steno_trainer.reporting.trackers import Prometheus, TensorBoard, Trackers, WeightsAndBiases, wandb_id
+from steno_trainer.run.folders import look_at_numbers
+from steno_trainer.run.main import check_beforehand, train
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import SCALARS
 from tests.support.waiting import until
@@ -28,10 +29,9 @@ LEDGER = Account(5, 3, {Reason.STALE: 2})
 
 
 def test_every_number_of_a_step_is_described() -> None:
-    assert {*MEANS, *MAXIMA, *SCALARS} <= BY_NAME.keys()
-    assert Evaluation.of(3, [], []).scalars().keys() <= BY_NAME.keys()
-    assert len(BY_NAME) == len(MEASURES)
-    assert all(re.fullmatch(r"[a-z0-9_]+(/[a-z0-9_]+)?", name) for name in BY_NAME)
+    assert {*MEANS, *MAXIMA, *SCALARS, *Evaluation.of(3, [], []).scalars()} <= NAMES
+    assert len(NAMES) == len(MEASURES)
+    assert all(re.fullmatch(r"[a-z0-9_]+(/[a-z0-9_]+)?", name) for name in NAMES)
 
 
 def test_prometheus_serves_the_last_step_and_the_ledger() -> None:
@@ -69,7 +69,7 @@ def test_prometheus_has_the_names_of_the_users_own_as_labels_of_the_last_step_al
 def test_what_the_page_draws_is_measured() -> None:
     script = Path(steno_proxy.__file__).parent / "viewer" / "static" / "runs.js"
     drawn = re.findall(r'\["([a-z0-9_]+/[a-z0-9_]+)", "', script.read_text())
-    assert len(drawn) >= 9 and set(drawn) <= BY_NAME.keys()
+    assert len(drawn) >= 9 and set(drawn) <= NAMES
 
 
 def test_a_taken_port_is_a_configuration_error() -> None:

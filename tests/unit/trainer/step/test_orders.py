@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from steno_trainer.data.advantages import Estimator, ScoredTrial
-from steno_trainer.data.ledger import Ledger, Reason
+from steno_trainer.data.ledger import Account, Ledger, Reason
 from steno_trainer.errors import BadBatch, BadPlan
 from steno_trainer.objective.aggregation import Aggregation, SilentTotals
 from steno_trainer.packing.plan import CostModel
-from steno_trainer.step.step import _positions, _Seen, _slots
+from steno_trainer.step.step import _booked, _positions, _Seen, _slots
 from steno_trainer.step.step_plan import Layout, StepBatch, StepOrders, draw_up, make_batch
 from tests.unit.trainer.rows import row
 
@@ -107,6 +107,19 @@ def test_groups_that_say_nothing_are_trained_where_a_teacher_scores_their_tokens
     assert silent == {"equal": Reason.ZERO_VARIANCE, "alone": Reason.GROUP_TOO_SMALL, "broken": Reason.MALFORMED}
     assert batch.silent == SilentTotals(), "they are rows themselves"
     assert ledger.total().untrained == {Reason.MALFORMED: 1}
+
+
+def test_what_was_trained_is_booked_by_version_and_what_was_taken_out_by_its_reason() -> None:
+    """And what no pass has trained by another one."""
+    first = replace(ROWS[0], versions=("a/2", "a/4"), version_T=torch.tensor([-1, -1, -1, 0, 0, 1, -1, -1]))
+    rows = [first, replace(ROWS[1], versions=("a/3",)), replace(ROWS[2], versions=("a/3",))]
+    taken_out_N = torch.tensor([True, False, False, False, True, True, True, False, False])
+    assert _booked(rows, _slots(rows), taken_out_N, {2}).accounts() == {
+        "a/2": Account(0, 1, {Reason.MISMATCH: 1}),
+        "a/3": Account(0, 1, {Reason.MISMATCH: 2, Reason.POISONED: 3}),
+        "a/4": Account(0, 1, {}),
+    }
+    assert _booked([], [0], torch.zeros(0, dtype=torch.bool), ()).accounts() == {}
 
 
 def test_what_a_token_is_annotated_with_is_that_of_the_first_pass_whatever_rank_runs_it_later() -> None:
