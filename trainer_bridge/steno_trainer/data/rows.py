@@ -32,8 +32,8 @@ class TrainingTerms:
 
     policy: the one in training. models: calls that are trained, as `train_models` has them. max_staleness_steps: see
     `staleness`; None: samples of any version are trained, as records of other runs are. max_tokens: of one sample; what a
-    micro-batch may hold. vocabulary: ids must be below it. imitates: what was sampled is trained as text: at temperature 1,
-    without a reward, and whatever its probability was.
+    micro-batch may hold. vocabulary: ids must be below it, and none of `lacking`. imitates: what was sampled is trained as text:
+    at temperature 1, without a reward, and whatever its probability was.
     """
 
     history: VersionHistory
@@ -43,6 +43,7 @@ class TrainingTerms:
     policy: str = "default"
     models: tuple[str, ...] = ()
     imitates: bool = False
+    lacking: frozenset[int] = frozenset()
 
     def trains(self, part: SampledRange) -> bool:
         """Whether this completion is of the policy in training, and of a call that is trained."""
@@ -253,6 +254,8 @@ class _View:
         ):
             return None
         if not ((token_ids_T >= 0) & (token_ids_T < terms.vocabulary)).all() or (temperatures_T[trained_T] <= 0).any():
+            return None
+        if terms.lacking and not terms.lacking.isdisjoint(token_ids_T.tolist()):
             return None
         logprobs_T = np.frombuffer(sample.sampling_logprobs, "<f4").astype(np.float32)
         return cls(

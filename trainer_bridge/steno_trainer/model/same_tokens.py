@@ -10,9 +10,11 @@ UNKNOWN = "reference: whether its ids mean the same is not known:"
 
 
 class CommonTokens(NamedTuple):
-    """below: ids from it on are none of the reference's tokens; None: that is not known. warning: for the operator."""
+    """below: ids from it on are none of the reference's tokens; None: that is not known. lacking: ids below it that are tokens of
+    the model alone. warning: for the operator."""
 
     below: int | None = None
+    lacking: frozenset[int] = frozenset()
     warning: str | None = None
 
 
@@ -41,11 +43,12 @@ def common_tokens(model: str, reference: str, *, trust_remote_code: bool = False
             field="reference",
         )
     below = max(theirs) + 1
-    missing = [token for token in sorted(ours) if token >= below]
+    missing = sorted(ours.keys() - theirs.keys())
     if not missing:
         return CommonTokens(below)
     return CommonTokens(
         below,
+        frozenset(token for token in missing if token < below),
         f"reference: {reference} lacks {len(missing)} tokens of {model}, {missing[0]} ({ours[missing[0]]!r}) and others: samples "
         "with these are not trained (malformed)",
     )

@@ -63,6 +63,7 @@ class SampleLimits:
 
     vocabulary: int
     max_tokens: int
+    lacking: frozenset[int] = frozenset()
 
 
 class Loop:
@@ -184,6 +185,7 @@ class Loop:
             max_staleness_steps=settings.staleness_bound,
             max_tokens=self._limits.max_tokens,
             vocabulary=self._limits.vocabulary,
+            lacking=self._limits.lacking,
             policy=settings.policy,
             models=tuple(settings.train_models),
             imitates=settings.imitates,

@@ -292,7 +292,7 @@ async def _lead(
     what their launcher is told is this rank's exit code."""
     state = duties.state
     trackers = Trackers(_trackers(settings))
-    limits = SampleLimits(vocabulary=engine.vocabulary, max_tokens=engine.context_tokens)
+    limits = SampleLimits(engine.vocabulary, engine.context_tokens, engine.common.lacking)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(trackers.close)
         client = await stack.enter_async_context(

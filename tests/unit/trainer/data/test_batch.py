@@ -192,6 +192,15 @@ def test_a_sample_that_contradicts_itself_trains_nothing(wrong, reason):
     assert set(ledger.total().untrained) == {reason}
 
 
+def test_a_sample_with_an_id_that_the_reference_lacks_trains_nothing() -> None:
+    held = bytes_to_ids(SAMPLE.token_ids)
+    others = frozenset(range(VOCABULARY)) - {*held}
+    for lacking, trains in ((frozenset(held[-1:]), False), (others, True)):
+        ledger = Ledger()
+        assert bool(read_samples([SAMPLE], replace(TERMS, lacking=lacking), ledger)) == trains
+        assert set(ledger.total().untrained) == (set() if trains else {Reason.MALFORMED})
+
+
 def test_what_a_contradictory_sample_says_to_have_sampled_is_booked_under_its_versions():
     ledger = Ledger()
     read_samples([spoil(SAMPLE, spans=[TokenSpan(version="a/1", start=3, end=6)])], TERMS, ledger)

@@ -46,13 +46,35 @@ def test_ids_that_only_one_of_them_has_may_differ(tmp_path: Path) -> None:
     family = changed(tmp_path / "family", more)
     same = common_tokens(str(TINY), str(TINY))
     assert same.warning is None and same.below == len(AutoTokenizer.from_pretrained(TINY))
-    assert common_tokens(str(TINY), family) == (same.below + 1, None)
+    assert common_tokens(str(TINY), family) == (same.below + 1, frozenset(), None)
     lacks = common_tokens(family, str(TINY))
     assert lacks.below == same.below
     assert lacks.warning == (
         f"reference: {TINY} lacks 1 tokens of {family}, {same.below} ('<more>') and others: samples with these are not trained "
         "(malformed)"
     )
+
+
+def without_last_word(found: dict[str, Any]) -> None:
+    """Its id is below those of special tokens, which stay where they are."""
+    words = found["model"]["vocab"]
+    del words[max(words, key=words.get)]
+    found["model"]["merges"].pop()
+    words.update({token["content"]: token["id"] for token in found["added_tokens"]})
+
+
+def test_an_id_that_a_reference_lacks_between_others_is_told_and_not_scored(tmp_path: Path) -> None:
+    """Ids after it are trained all the same: special tokens, that all samples have."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    last = min(tokenizer.added_tokens_decoder) - 1
+    fewer = changed(tmp_path / "fewer", without_last_word)
+    found = common_tokens(str(TINY), fewer)
+    assert found.below == len(tokenizer) and found.lacking == {last}
+    assert found.warning == (
+        f"reference: {fewer} lacks 1 tokens of {TINY}, {last} ({tokenizer.convert_ids_to_tokens(last)!r}) and others: samples "
+        "with these are not trained (malformed)"
+    )
+    assert common_tokens(fewer, str(TINY)) == (found.below, frozenset(), None)
 
 
 @pytest.mark.parametrize(

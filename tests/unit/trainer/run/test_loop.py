@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from steno.contracts.errors import Forbidden, Superseded
 from steno_trainer.data import lease_feed as feed_module
+from steno_trainer.data.ledger import Reason
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import CopyFailed, NotFinite, PushFailed
 from steno_trainer.run import ending, pushes
@@ -21,6 +23,7 @@ from steno_trainer.run.loop import LEFT_OUT, MOST_SKIPPED
 from tests.support.clock import ClockAhead
 from tests.support.waiting import until
 from tests.unit.trainer.looping import ALL_S, GROUPS_PER_STEP, Crew, World, looped
+from tests.unit.trainer.recorded import VOCABULARY
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2])
@@ -310,3 +313,15 @@ async def test_rollouts_that_are_over_end_the_run_with_all_that_there_is(
     assert len(world.started) == last
     assert sorted(crew.trained) == sorted(set(world.started) - set(silent)), "an incomplete step is one"
     assert sorted(world.acknowledged) == sorted(world.started) == sorted(crew.durable)
+
+
+async def test_groups_with_ids_that_the_reference_lacks_are_booked_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_module, "OVER_S", 0.01)
+    world = World(last=2)
+    async with looped(world, Crew(world, push_s=0.0)) as loop:
+        loop._limits = replace(loop._limits, lacking=frozenset(range(VOCABULARY)))
+        await asyncio.wait_for(loop.run(), ALL_S)
+    total = loop.state.ledger.total()
+    assert total.untrained == {Reason.MALFORMED: total.sampled} and loop.state.step == 0
