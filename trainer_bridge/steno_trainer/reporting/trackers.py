@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,24 +110,33 @@ class WeightsAndBiases:
     """
 
     def __init__(self, project: str, *, run_id: str, mode: str, folder: Path, config: Mapping[str, Any]) -> None:
+        """Where the server can't be had, nothing is sent. Raises: ConfigError: nobody is logged in, or what is set is refused."""
         wandb = _imported("wandb", "wandb_project")
         folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(
-            project=project, id=run_id, name=run_id, mode=mode, dir=str(folder), config=dict(config), resume="allow",
-            settings=wandb.Settings(console="off", silent=True),
-        )  # fmt: skip
+        self._run: Any = None
+        try:
+            self._run = wandb.init(
+                project=project, id=wandb_id(run_id), name=run_id, mode=mode, dir=str(folder), config=dict(config),
+                resume="allow", settings=wandb.Settings(console="off", silent=True),
+            )  # fmt: skip
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+            raise ConfigError(f"wandb_project: {error}", field="wandb_project") from error
+        except wandb.errors.Error as error:
+            logger.warning("wandb_project: Weights & Biases gets nothing of this start: %s", error)
+            return
         self._run.define_metric("*", step_metric=STEP)
         # Of a run that it resumes W&B knows how many rows there are. Offline it does not: there rows are counted from the first
         # step on, so that those of a later start do not all stand where those of an earlier one do.
         self._counts = bool(self._run.resumed)
 
     def log(self, step: int, values: Values, ledger: Account, *, stepped: bool = True) -> None:
-        if row := _of_step(values, ledger, stepped):
+        if self._run is not None and (row := _of_step(values, ledger, stepped)):
             self._run.log({STEP: step, **row}, step=None if self._counts else step, commit=True)
             self._counts = True
 
     def close(self) -> None:
-        self._run.finish()
+        if self._run is not None:
+            self._run.finish()
 
 
 class Trackers:
@@ -153,6 +164,13 @@ def check_installed(settings: RunSettings) -> None:
     for name, setting in (("tensorboardX", "tensorboard_dir"), ("wandb", "wandb_project")):
         if getattr(settings, setting) is not None and importlib.util.find_spec(name) is None:
             raise _missing(name, setting)
+
+
+def wandb_id(run: str) -> str:
+    """What Weights & Biases has a run by: its own name, unless that has characters which W&B refuses there. These are replaced,
+    and a digest tells such runs apart."""
+    plain = re.sub(r"[:;,#?/']|^\s+|\s+$", "-", run)
+    return plain if plain == run else f"{plain}-{blake2b(run.encode(), digest_size=4).hexdigest()}"
 
 
 def outcomes(ledger: Account) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""Folders of one run: a trainer of another run would remove what lies there, since each keeps the newest only.
+"""Folders of one run: a trainer of another run would remove what lies there, since each keeps the newest only. And whether
+these and the files of numbers can be written.
 
 <checkpoint_dir>/run.json, <weights_dir>/run.json    {"run": …}, written by the first start and read by each later one
 
@@ -40,11 +41,27 @@ def look_at_folders(settings: RunSettings) -> None:
             tempfile.TemporaryFile(dir=folder).close()
             owner = _owner(folder / OWNER)
         if owner not in (None, settings.run):
+        _make(field, folder)
             raise _taken(field, folder, owner, settings.run, remove=folder / OWNER)
 
 
 def claim_folders(settings: RunSettings) -> None:
     """They are this run's from here on; on the first rank. None is claimed unless all can be.
+
+def look_at_numbers(settings: RunSettings) -> None:
+    """Whether the files of numbers can be written. Makes their folders.
+
+    Raises: ConfigError: names the setting of one that can't.
+    """
+    if (file := settings.metrics_file) is not None:
+        with _can_be_written("metrics_file", file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.open("a").close()
+    if settings.tensorboard_dir is not None:
+        _make("tensorboard_dir", settings.tensorboard_dir)
+    if settings.wandb_project is not None:
+        _make("wandb_dir", settings.wandb_dir)
+
 
     Raises: ConfigError, as `look_at_folders`.
     """
@@ -82,7 +99,7 @@ def _claim(field: str, folder: Path, run: str) -> None:
 
 
 @contextlib.contextmanager
-def _can_be_written(field: str, folder: Path) -> Iterator[None]:
+def _can_be_written(field: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -102,3 +119,9 @@ def _taken(field: str, folder: Path, owner: str | None, run: str, *, remove: Pat
         f"there; set a folder of its own, or remove {remove} if nothing of run {owner} is wanted any more",
         field=field,
     )
+def _make(field: str, folder: Path) -> None:
+    with _can_be_written(field, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+

@@ -59,7 +59,7 @@ class RunStatus(Protocol):
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """Of what the model and the ranks take: vocabulary in ids, the longest sample in tokens."""
+    """Of what the model and the ranks take: vocabulary in ids, the longest sample in tokens, and ids that the reference lacks."""
 
     vocabulary: int
     max_tokens: int
@@ -346,9 +346,14 @@ class Loop:
         total = state.ledger.total()
         self._trackers.log(state.step, values, total, stepped=stepped)
         self._view.stepped(str(state.version), values, total, touched)
-        if self._settings.metrics_file is not None:
+        if (file := self._settings.metrics_file) is not None:
             line = metrics_line(state, values, touched, stepped)
-            await asyncio.to_thread(append_line, self._settings.metrics_file, line)
+            try:
+                await asyncio.to_thread(append_line, file, line)
+            except OSError as error:  # as of a tracker that fails
+                logger.warning(
+                    "metrics_file: the line of step %d is not in %s: %s", state.step, file, error.strerror or error
+                )
         if self._posts is not None and (step := shown_step(state, values, groups, stepped)) is not None:
             self._posts.post(step, seen)
 

@@ -50,7 +50,7 @@ from steno_trainer.reporting.trackers import (
     WeightsAndBiases,
     check_installed,
 )
-from steno_trainer.run.folders import claim_folders, look_at_folders
+from steno_trainer.run.folders import alone_in, claim_folders, look_at_folders, look_at_numbers
 from steno_trainer.run.loop import Loop, SampleLimits
 from steno_trainer.run.tenure import LEAVE_S, TenureHolder
 from steno_trainer.run.training_state import TrainingState
@@ -111,8 +111,8 @@ def check_beforehand(settings: RunSettings) -> None:
     """What would otherwise be missed only once the model is loaded.
 
     Raises: ConfigError: a combination that can't be, an objective or estimator of a user's that is none, a tracker that is not
-        installed, an evaluation whose tasks, command or reward function are not what they should be, a file of records with a row
-        that is none.
+        installed or whose files can't be written, an evaluation whose tasks, command or reward function are not what they should
+        be, a file of records with a row that is none; as `is_launched`.
     """
     settings.check()
     if settings.weights_url is not None:
@@ -125,6 +125,7 @@ def check_beforehand(settings: RunSettings) -> None:
     for warning in settings.idle():
         logger.warning("%s", warning)
     check_installed(settings)
+    look_at_numbers(settings)
     if settings.eval_config is not None:
         _prepared_evaluation(settings, settings.eval_config)
     if settings.records is not None:

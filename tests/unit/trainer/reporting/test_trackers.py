@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import SCALARS
 from tests.support.waiting import until
 
+NAMES = {measure.name for measure in MEASURES}
 VALUES = {"reward/mean": 0.25, "loss": -0.5}
 LEDGER = Account(5, 3, {Reason.STALE: 2})
 
@@ -155,6 +157,51 @@ async def test_wandb_has_a_row_of_its_own_for_each_step_though_steps_are_taken_a
     assert (axis.glob_name, axis.step_metric) == ("*", "train/step"), "charts are drawn over the trainer's steps"
 
 
+@pytest.mark.parametrize("run", ["a-run", "greet again", "team/greet #2: 'again'; why? ,x", " \ta run "])
+async def test_wandb_takes_any_run_by_an_id_of_its_own_and_shows_its_name(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    tracker = WeightsAndBiases("steno", run_id=run, mode="offline", folder=tmp_path, config={})
+    tracker.close()
+    assert tracker._run.id == wandb_id(run) and tracker._run.name == run
+
+
+def test_runs_that_wandb_takes_by_their_own_names_keep_them_and_no_two_runs_are_one() -> None:
+    assert [wandb_id(run) for run in ("a-run", "greet again")] == ["a-run", "greet again"]
+    runs = ["a-b", "a/b", "a:b", "a#b", "-a-b", " a-b", "\ta-b"]
+    assert len({wandb_id(run) for run in runs}) == len(runs)
+
+
+def test_wandb_without_a_login_ends_the_start_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    for error in (wandb.errors.UsageError("No API key configured."), wandb.errors.AuthenticationError("invalid key")):
+        monkeypatch.setattr(wandb, "init", _raising(error))
+        with pytest.raises(ConfigError, match=f"wandb_project: {error}") as refused:
+            WeightsAndBiases("steno", run_id="r", mode="online", folder=tmp_path, config={})
+        assert refused.value.field == "wandb_project"
+
+
+def test_a_wandb_that_does_not_answer_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import wandb
+
+    monkeypatch.setattr(wandb, "init", _raising(wandb.errors.CommError("Timed out while retrying")))
+    tracker = WeightsAndBiases("steno", run_id="r", mode="online", folder=tmp_path, config={})
+    tracker.log(1, VALUES, LEDGER)
+    tracker.close()
+    assert "wandb_project: Weights & Biases gets nothing of this start: Timed out while retrying" in caplog.text
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def init(**options: Any) -> None:
+        raise error
+
+    return init
+
+
 def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def log(self, step: int, values: object, ledger: object, *, stepped: bool = True) -> None:
@@ -211,6 +258,37 @@ def test_what_is_missing_is_told_before_the_model_is_looked_for(
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"metrics_file": "file/metrics.jsonl"},
+        {"metrics_file": "folder"},
+        {"tensorboard_dir": "file/logs"},
+        {"wandb_project": "p", "wandb_dir": "file/wandb"},
+    ],
+)
+def test_a_place_for_numbers_that_can_not_be_written_is_named_before_the_model_is_looked_for(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    settings = RunSettings.load({"model": "no-such-model", "device": "cpu", **given}, None)
+    *_, field = given
+    with pytest.raises(ConfigError, match=rf"^{field}: {given[field]} can't be written: ") as refused:
+        check_beforehand(settings)
+    assert refused.value.field == field
+
+
+def test_places_for_numbers_are_made_where_they_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    look_at_numbers(RunSettings(model="m", metrics_file=Path("new/metrics.jsonl"), tensorboard_dir=Path("logs")))
+    assert {path.name for path in tmp_path.rglob("*")} == {"new", "metrics.jsonl", "logs"}
+    Path("new/metrics.jsonl").write_text("kept\n")
+    look_at_numbers(RunSettings(model="m", metrics_file=Path("new/metrics.jsonl")))
+    assert Path("new/metrics.jsonl").read_text() == "kept\n"
+
+
 def _points(folder: Path) -> list[tuple[str, int, float]]:
     return [(value.tag, event.step, value.simple_value) for event in _events(folder) for value in event.summary.value]
 
@@ -242,6 +320,8 @@ def _wandb_records(data: bytes) -> list[Any]:
             place += left
             continue
         end = place + 7 + int.from_bytes(data[place + 4 : place + 6], "little")
+        if end > len(data):
+            break  # it is being written
         whole += data[place + 7 : end]
         if data[place + 6] in (1, 4):
             records.append(Record.FromString(whole))

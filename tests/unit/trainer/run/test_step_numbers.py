@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
 from steno_trainer.run.step_numbers import shown_step
 from steno_trainer.run.training_state import TrainingState
@@ -46,3 +48,15 @@ async def test_trackers_are_told_which_batches_changed_no_weight(tmp_path: Path)
     assert lines.steps == [(line["step"], line["stepped"]) for line in written]
     assert Counter(step for step, stepped in lines.steps if stepped) == dict.fromkeys(range(1, 7), 1)
     assert any(not stepped for _, stepped in lines.steps), "else nothing was tried"
+
+
+async def test_a_metrics_file_that_can_not_be_written_any_more_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its disk is full, say: the numbers go wherever else they go."""
+    world = World()
+    crew = Crew(world, push_s=0.0)
+    async with looped(world, crew, total_steps=2, metrics_file=tmp_path) as loop:
+        await asyncio.wait_for(loop.run(), ALL_S)
+    assert [step for step, _ in crew.saves] == [1, 2]
+    assert f"metrics_file: the line of step 2 is not in {tmp_path}: Is a directory" in caplog.text
