@@ -147,25 +147,26 @@ def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[
     if lineage is None:
         yield None
         return
-    with Steno(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client:
-        if settings.records is not None:  # no proxy is asked, and nobody can take these over
-            yield TenureHolder(client, settings.run, consumer_of(lineage), None)
-            return
+    with Steno(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client, contextlib.ExitStack() as held:
         try:
-            tenure = TenureHolder.take(
-                client, settings.run, consumer_of(lineage), force=settings.take_over,
-                known=Lineages(settings.checkpoint_dir, settings.run).newest_epoch(), patience_s=settings.push_deadline_s,
-            )  # fmt: skip
+            tenure = held.enter_context(_tenure(settings, client, consumer_of(lineage)))
+            _check_meeting(client, settings)
+            if tenure.epoch is None:  # no proxy keeps another trainer away
+                held.enter_context(alone_in(settings.checkpoint_dir, settings.run, tenure.trainer))
         except StenoError:
             ranks.share(b"")
             raise
-        with tenure:
-            try:
-                _check_meeting(client, settings)
-            except StenoError:
-                ranks.share(b"")
-                raise
-            yield tenure
+        yield tenure
+
+
+def _tenure(settings: RunSettings, client: Steno, trainer: str) -> TenureHolder:
+    """Raises: StenoError: as `TenureHolder.take`."""
+    if settings.records is not None:  # no proxy is asked
+        return TenureHolder(client, settings.run, trainer, None)
+    return TenureHolder.take(
+        client, settings.run, trainer, force=settings.take_over,
+        known=Lineages(settings.checkpoint_dir, settings.run).newest_epoch(), patience_s=settings.push_deadline_s,
+    )  # fmt: skip
 
 
 def _check_meeting(client: Steno, settings: RunSettings) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from steno.contracts.errors import ConfigError
+from steno.contracts.errors import ConfigError, TrainerAlive
 from steno_trainer.checkpoints.lineages import Lineages
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.errors import BadCheckpoint
@@ -98,6 +102,40 @@ def test_a_trainer_looks_before_it_opens_its_ranks_and_claims_nothing_yet(
     claim_folders(settings(tmp_path, "a"))
     with pytest.raises(ConfigError, match="run a began"):
         main.train(settings(tmp_path, "b"))
+
+
+def hold(folder: Path, told: list[bytes | None], lineage: str = "l1") -> contextlib.AbstractContextManager[Any]:
+    """As the first rank does of a run over a file, whose start no proxy is told of."""
+    ranks: Any = SimpleNamespace(share=told.append)
+    return main._hold(settings(folder, "a", records="r.jsonl"), ranks, lineage)
+
+
+def test_of_two_trainers_over_a_file_the_second_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+    """It would remove the checkpoint that the first one is writing."""
+    (tmp_path / "checkpoints").mkdir()
+    told: list[bytes | None] = []
+    with hold(tmp_path, told) as tenure:
+        assert tenure is not None and tenure.epoch is None
+        words = rf"checkpoint_dir: got {tmp_path}/checkpoints, where trainer \S+-l1 \(process {os.getpid()}\) of run a trains"
+        with pytest.raises(TrainerAlive, match=words), hold(tmp_path, told, "l2"):
+            raise AssertionError("it went on to load the model")
+        assert told == [b""], "the other ranks end too"
+    with hold(tmp_path, told, "l3"):
+        pass
+    assert told == [b""]
+
+
+def test_where_the_file_system_has_no_locks_a_trainer_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    (tmp_path / "checkpoints").mkdir()
+    told: list[bytes | None] = []
+    with hold(tmp_path, told), hold(tmp_path, told, "l2"):
+        assert told == [] and "No locks available" in caplog.text
 
 
 def test_folders_are_claimed_once_the_checkpoint_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
