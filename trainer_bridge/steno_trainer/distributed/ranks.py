@@ -24,7 +24,8 @@ from torch import Tensor
 from steno.contracts.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables of a rank that a launcher has started."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Ranks:
     ) -> Ranks:
         """Join the others. To be called once, before anything imports deepspeed. All ranks return together.
 
-        Raises: ConfigError: no such device; a sequence_size that does not divide the ranks.
+        Raises: ConfigError: no such device; a sequence_size that does not divide the ranks; as `is_launched`.
         """
-        launched = all(name in os.environ for name in _LAUNCHED)
+        launched = is_launched()
         rank, size, local_rank = (
             int(os.environ[name]) if launched else 0 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         )
@@ -145,6 +146,21 @@ class Ranks:
     def close(self) -> None:
         """Leave; not needed where the process ends by an error, since the others see its sockets close."""
         dist.destroy_process_group()
+
+
+def is_launched() -> bool:
+    """Whether a launcher has said which rank this process is; else it is alone.
+
+    Raises: ConfigError: there are several processes, and each would take itself for the only one: names the missing variables.
+    """
+    missing = [name for name in LAUNCHED if name not in os.environ]
+    if missing and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise ConfigError(
+            f"{', '.join(missing)}: got nothing, must be set, since WORLD_SIZE is {os.environ['WORLD_SIZE']}: a launcher sets "
+            f"{', '.join(LAUNCHED)}, as torchrun does",
+            field=missing[0],
+        )
+    return not missing
 
 
 def _end_with_the_launcher() -> None:

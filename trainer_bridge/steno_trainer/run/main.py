@@ -37,7 +37,7 @@ from steno_trainer.data.record_feed import RecordFeed
 from steno_trainer.data.record_file import RecordFile
 from steno_trainer.data.staleness import FIRST, PolicyVersion, VersionHistory
 from steno_trainer.distributed.collective_calls import CollectiveCalls
-from steno_trainer.distributed.ranks import Ranks
+from steno_trainer.distributed.ranks import Ranks, is_launched
 from steno_trainer.model.zero_engine import PolicyEngine
 from steno_trainer.objective.own import objective_named
 from steno_trainer.reporting.console import ConsoleView
@@ -136,8 +136,8 @@ def check_beforehand(settings: RunSettings) -> None:
 
 
 def _is_first() -> bool:
-    """As launchers number ranks: the first one has trackers and evaluates."""
-    return os.environ.get("RANK", "0") == "0"
+    """As launchers number ranks: the first one has trackers and evaluates. Raises: ConfigError: as `is_launched`."""
+    return not is_launched() or os.environ["RANK"] == "0"
 
 
 @contextlib.contextmanager

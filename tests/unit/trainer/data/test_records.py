@@ -308,9 +308,9 @@ def test_the_first_rank_alone_reads_the_file_before_the_model_is_loaded(
     path = tmp_path / "r.jsonl"
     path.write_text("\n".join(_without(recorded(), "loss_mask")))
     settings = RunSettings(model="m", records=path)
-    monkeypatch.setenv("RANK", "1")
+    launched(monkeypatch, "1")
     check_beforehand(settings)
-    monkeypatch.setenv("RANK", "0")
+    launched(monkeypatch, "0")
     with pytest.raises(ConfigError, match=r"row 2: trial g\.0: no sample: loss_mask"):
         check_beforehand(settings)
 

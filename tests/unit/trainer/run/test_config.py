@@ -21,6 +21,7 @@ from steno_trainer.objective.ratios import RatioLevel
 from steno_trainer.run.main import check_beforehand
 from steno_trainer.run_config import RunSettings
 from steno_trainer.step.step import objective_of
+from tests.unit.trainer.launched import launched
 
 
 def settings(**fields: Any) -> TrainerSettings:
@@ -137,7 +138,7 @@ def test_the_first_rank_warns_of_them_at_the_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
+        launched(monkeypatch, rank)
         check_beforehand(RunSettings(model="m", clip_high=0.5))
     assert caplog.messages == [f"clip_high: got 0.5, {RATIO_1}"]
 
@@ -270,7 +271,6 @@ def test_a_file_may_not_leave_a_part_of_the_optimizer_on_the_gpu(tmp_path: Path)
         deepspeed_config(settings(deepspeed=file, offload_optimizer=True), cuda=True)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]"])
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -294,6 +294,7 @@ def test_a_file_may_not_take_away_a_whole_part_of_what_settings_made(
     assert refused.value.field == "deepspeed"
 
 
+@pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_file_that_is_none_is_named(content: str | None, tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     if content is not None:
