@@ -20,7 +20,7 @@ from tests.support.programs.stack import Stack, running
 Turn = dict[str, Any]
 TASK_S = 300
 """Seconds that an agent may take for a task, on a machine that does other things as well."""
-READS_S = 3.0
+READS_S = 6.0
 """For an agent to have on its disk what is on record of an answer. The answers in which it is killed are held up for longer."""
 
 
