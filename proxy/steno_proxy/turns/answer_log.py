@@ -37,7 +37,8 @@ class PromptedChoice(Protocol):
 class LogReader:
     """One client of an answer.
 
-    client: who reads. streams: the client gets events as they come, instead of one body at the end.
+    client: who reads. streams: the client gets events, instead of one body. whole: it is told nothing of the answer before its
+    end: a body, or the events of a summary.
     """
 
     def __init__(self, dialect: Dialect, asked: CanonicalRequest, client: TurnClient, header: Header) -> None:
@@ -48,6 +49,7 @@ class LogReader:
         self._header = header
         self._writer: Writer | None = dialect.writer(asked, header) if asked.stream else None
         self.streams = self._writer is not None
+        self.whole = asked.compacts or not self.streams
         self._openings: dict[int, bytes] = {}  # by choice: the events before its first, if any; b"" once they were put
         self._written: set[int] = set()  # choices of which events were put
         self._waiting: list[bytes] = []
@@ -98,8 +100,8 @@ class LogReader:
     def broken(self, error: StenoError) -> bytes:
         """Return the events that end an answer which fails midway. b"": the connection must be broken instead."""
         if isinstance(self._writer, FailureWriter):
-            return b"".join([*self._openings.values(), self._writer.broken(error)])
-        return self._dialect.broken(error)
+            return _in_lines(b"".join([*self._openings.values(), self._writer.broken(error)]))
+        return _in_lines(self._dialect.broken(error))
 
     def written_choices(self) -> set[int]:
         """Return the indexes of the choices for which events were written."""
@@ -130,9 +132,8 @@ class LogReader:
     async def flush(self) -> bool:
         """Write the waiting events, and return when the client has taken them. Returns: True: they were the last ones."""
         data, self._waiting, ended = b"".join(self._waiting), [], self._ended  # more may come while the client reads
-        if self.streams and not data.isascii():
-            for line_end, escaped in _LINE_ENDS:
-                data = data.replace(line_end, escaped)
+        if self.streams:
+            data = _in_lines(data)
         if not (data or ended):
             return False
         self._writes += 1
@@ -280,8 +281,8 @@ class AnswerLog:
         return index not in self._told and not any(index in reader.written_choices() for reader in self._readers)
 
     def has_whole(self) -> bool:
-        """Whether some reader gets the answer as one body, which is sent right after the commit."""
-        return any(not reader.streams and not reader.client.gone for reader in self._readers)
+        """Whether some reader gets the answer in one piece, which is sent right after the commit."""
+        return any(reader.whole and not reader.client.gone for reader in self._readers)
 
     def is_read(self) -> bool:
         """Whether some reader gets events as they come."""
@@ -297,5 +298,13 @@ def _tell(reader: LogReader, choice: LoggedChoice, pieces: Sequence[Piece]) -> b
     return closes
 
 
+def _in_lines(data: bytes) -> bytes:
+    """Events of which each line is one for every client."""
+    if not data.isascii():
+        for line_end, escaped in _LINE_ENDS:
+            data = data.replace(line_end, escaped)
+    return data
+
+
 def _is_read(reader: LogReader) -> bool:
-    return reader.streams and not reader.client.gone
+    return not reader.whole and not reader.client.gone

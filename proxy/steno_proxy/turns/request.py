@@ -233,7 +233,7 @@ class Request:
         self._answered = True
         first = self.log.first
         await self.log.flush()
-        if not first.streams and first.client.gone and not self.log.shared:
+        if first.whole and first.client.gone and not self.log.shared:
             for choice in self.choices:
                 await choice.undelivered()
 

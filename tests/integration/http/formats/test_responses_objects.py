@@ -173,19 +173,21 @@ async def test_a_conversation_is_made_short_by_the_model_and_goes_on_from_there(
         await client.create(model="m", input=[window[0] | {"encrypted_content": "steno1.AAAA"}])
 
 
-@pytest.mark.parametrize("path", ["/responses/compact", "/responses"])
-async def test_a_summary_that_says_nothing_is_a_failure_and_its_retry_is_sampled(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "streams"), [("/responses/compact", False), ("/responses", False), ("/responses", True)]
+)
+async def test_a_summary_that_says_nothing_is_a_failure_and_its_retry_is_sampled(path: str, streams: bool) -> None:
     says = iter([Say(reasoning="hm"), Say(" ", reasoning="hm"), Say("they said hi")])
     async with running(ParrotEngine(lambda request: next(says))) as proxy:
         items = [{"role": "user", "content": "hi"}, *([{"type": "compaction_trigger"}] if path == "/responses" else [])]
         for again, status in enumerate((503, 503, 200, 200)):
             answer = await proxy.http.post(
                 f"/t/v1{path}",
-                json={"model": "m", "input": items},
+                json={"model": "m", "input": items} | ({"stream": True} if streams else {}),
                 headers={"x-stainless-retry-count": str(again)},
             )
             assert answer.status_code == status, answer.text
-        assert [item["type"] for item in answer.json()["output"]] == ["compaction"]
+        assert answer.text.count('"type":"compaction"') == (3 if streams else 1)
         one, two, three = turns = await proxy.turns("t")
         assert [turn.delivered for turn in turns] == [0, 0, three.completion_tokens]
         assert (two.retry_of, three.retry_of, three.superseded_by) == (one.turn_id, two.turn_id, None)

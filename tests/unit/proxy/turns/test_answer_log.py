@@ -10,12 +10,14 @@ import msgspec
 import pytest
 
 from steno.contracts.chat import Sampling, ToolCallPiece
+from steno.contracts.errors import EngineFailed
 from steno.contracts.records import Limits, Session
 from steno.contracts.wire.frames import Started
 from steno_proxy.dialects.anthropic.dialect import MessagesDialect
 from steno_proxy.dialects.base import Choice, Dialect, Header, Piece
 from steno_proxy.dialects.openai.chat import ChatDialect
 from steno_proxy.dialects.openai.completions import CompletionsDialect
+from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.turns import answer_log as module
 from steno_proxy.turns.answer_log import LogReader
 from steno_proxy.turns.request import Request
@@ -85,6 +87,15 @@ async def test_an_event_is_one_line_for_clients_that_split_lines_at_more_than_li
     events = [msgspec.json.decode(line.partition("data: ")[2]) for line in told.splitlines() if "\\u2028" in line]
     [said] = [event.get("delta", {}).get("text") or event["choices"][0]["delta"]["content"] for event in events]
     assert said == SPLIT
+
+
+async def test_so_is_an_event_that_ends_a_stream_which_broke() -> None:
+    body = {"model": "m", "input": "x", "instructions": SPLIT, "stream": True}
+    dialect = ResponsesDialect()
+    log = LogReader(dialect, dialect.parse(msgspec.json.encode(body)), Reader(), Header("0" * 12, 1, "m"))
+    told = log.broken(EngineFailed("lost")).decode()
+    assert "response.failed" in told and told.splitlines() == told.split("\n")[:-1]
+    assert msgspec.json.decode(told.rpartition("data: ")[2])["response"]["instructions"] == SPLIT
 
 
 async def test_a_whole_answer_is_json_as_it_is() -> None:
