@@ -211,6 +211,10 @@ def replayed(
     if calls:
         reply = {**reply, "tool_calls": [{**call, "id": named[call["id"]]} for call in calls]}
     messages = plan.new_messages if plan.parent >= 0 else plan.messages
+    if "own_tools" not in theirs.options.get("kept", {}):  # of a release in which a conversation's tools did not go on
+        for carried in (asked.kept, asked.carried):
+            for name in ("own_tools", "tools_not_offered"):
+                carried.pop(name, None)
     turn = theirs.model_copy(update={
         "parent_id": plan.parent_id if plan.parent >= 0 else None, "index": -1,
         "fork_reason": theirs.fork_reason if theirs.choice else plan.fork_reason,

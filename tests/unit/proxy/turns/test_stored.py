@@ -14,10 +14,14 @@ from steno.contracts.records import ForkOf, IndexRow, Timings, Turn
 from steno_proxy.dialects.responses.dialect import ResponsesDialect
 from steno_proxy.dialects.responses.output import ResponsesRequest
 from steno_proxy.dialects.responses.tools import ClientTool
+from steno_proxy.pace import Pace
 from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.fork_origins import ForkOrigins
 from steno_proxy.sessions.messages.normalise import message_digest
+from steno_proxy.sessions.origin import ForkOrigin
 from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.turns import forked
+from steno_proxy.turns.continuation import plan
 from steno_proxy.turns.stored_responses import answer_of, complete
 from tests.support.records.losing import LosingStore
 from tests.unit.proxy.session_cache.test_recorder import recorder, turn_and_row
@@ -196,3 +200,38 @@ async def test_a_turn_of_an_origin_that_was_lost_is_an_error_that_passes(taken: 
     with pytest.raises(StoreUnavailable) as told:
         await origins.turn(fork, origin.forked)
     assert told.value.retryable
+
+
+async def test_in_a_fork_of_what_an_older_release_recorded_no_tools_go_on() -> None:
+    """They did not in its origin, which the fork is to repeat: its second request was offered tools, and matched nothing."""
+    dialect, here = ResponsesDialect(), Recorder(MemoryStore(), cache_bytes=2**20, implicit=True)
+
+    def parse(**body: Any) -> CanonicalRequest:
+        return dialect.parse(json.dumps({"model": "m"} | body).encode())
+
+    first = parse(input=[{"type": "additional_tools", "tools": [F]}, USER])
+    second = parse(input=[USER], previous_response_id=f"resp_{'0' * 11}a")
+    reply: Message = {"role": "assistant", "content": "done"}
+    kept: dict[str, Any] = {"stored": True}
+    fields: dict[str, Any] = {"dialect": "responses", "model": "m", "reply": reply, "timings": Timings(queued=1.0)}
+    one = Turn(
+        turn_id="0" * 11 + "a", messages=first.job.messages, tools=first.job.tools, options={"kept": kept}, **fields
+    )
+    two = Turn(
+        turn_id="0" * 11 + "b",
+        index=1,
+        messages=[USER, reply, USER],
+        options={"kept": kept | {"after": True}},
+        **fields,
+    )
+    origin = ForkOrigin(ForkOf(trial_id="o", turn_id=two.turn_id))
+    origin.add(one)
+    origin.add(two)
+    origin.settle(two)
+    recording = await here.enter("fork")
+    turn, row, _ = forked.replayed(one, first, dialect, await plan(here, recording, first.job, Pace()), 3.0)
+    await here.commit(recording, turn, row)
+    recording = await here.enter("fork")
+    await complete(here, recording, second)
+    assert second.job.tools == []
+    assert origin.knows(forked.key_of(origin, second, await plan(here, recording, second.job, Pace())), 1)
