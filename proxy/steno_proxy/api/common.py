@@ -120,7 +120,8 @@ async def harness_of_trial(request: Request, trial_id: str) -> None:
 
 
 async def _whose(store: SessionStore, trial_id: str) -> tuple[str | None, str | None]:
-    """Group and run of a trial, also of one that is deleted or in an archive that can't be read. Raises: StoreUnavailable."""
+    """Group and run of a trial; of one that is deleted, or in an archive that can't be read, only if its group still names it.
+    Raises: StoreUnavailable."""
     try:
         session = await store.session(trial_id)
     except StenoError as error:

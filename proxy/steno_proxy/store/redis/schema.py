@@ -46,7 +46,8 @@
     steno:{R}:due                zset    none                 run: running group -> its deadline
     steno:{R}:ready              stream  none                 run: groups that wait or are leased, one entry each, oldest
                                                               first; consumer group `trainers`: a lease is a pending entry
-    steno:{R}:leased             zset    none                 run: group -> when its lease ends; 0: it was released
+    steno:{R}:leased             zset    none                 run: group -> when its lease ends; 0: it was released,
+                                                              or one behind it was leased first
     steno:{R}:totals             hash    none                 run: groups by purpose and state
     steno:{R}:ledger             hash    none                 run: s:VERSION and n:REASON:VERSION -> tokens
     steno:{R}:taken              zset    none                 run: what is counted, so that it counts once; entries an hour

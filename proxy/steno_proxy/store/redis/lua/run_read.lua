@@ -3,8 +3,8 @@
 -- KEYS  1 groups  2 docs  3 trials  4 due  5 ready  6 leased  7 totals  8 ledger  9 taken  10 trainer  11 past  12… requests
 -- ARGV  1 what is asked for, msgpack (run/parts.py, Asked)
 -- Returns  {time; {field, value, field, value, …} of groups, docs, trials, taken; {the trainer's name, epoch, last heartbeat}; what
---          requests were granted; then names: groups past their deadline, that were leased and can be again, that got ready and
---          were never leased, that are leased; at last the next deadline and the next end of a lease, or ""}
+--          requests were granted; then names: groups past their deadline, that were leased, or passed over, and can be leased,
+--          that got ready and never were, that are leased; at last the next deadline and the next end of a lease, or ""}
 local asked = cmsgpack.unpack(ARGV[1])
 local now = string.format('%d.%06d', unpack(redis.call('TIME')))
 local reply = {now, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, '', ''}
