@@ -53,11 +53,17 @@ def check_config(config: Any, *, longest: int) -> None:
 
 
 def positions(config: Any) -> int:
-    """Tokens that a model takes: what YaRN stretches its context to, also where `max_position_embeddings` is the one before."""
+    """Tokens that a model takes: `max_position_embeddings`, or what its rotary embedding stretches the context to, if that is
+    more. Gemma 3 says the stretched length itself."""
     said = int(getattr(config, "max_position_embeddings", None) or 2**31)
-    yarn = [rope for rope in rope_parameters(config) if rope_kind(rope) == "yarn"]
-    stretched = [(rope.get("original_max_position_embeddings") or said) * (rope.get("factor") or 1) for rope in yarn]
-    return max([said, *map(int, stretched)])
+    found = [said]
+    for rope in rope_parameters(config):
+        factor = rope.get("factor") or 1
+        if rope_kind(rope) == "yarn":
+            found.append(int((rope.get("original_max_position_embeddings") or said) * factor))
+        elif rope_kind(rope) in ("linear", "dynamic") and "gemma3" not in config.model_type:
+            found.append(int(said * factor))
+    return max(found)
 
 
 def rope_parameters(config: Any) -> list[dict[str, Any]]:

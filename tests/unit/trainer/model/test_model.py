@@ -109,11 +109,25 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768
         ({"rope_parameters": {**YARN, "rope_type": "yarn", "rope_theta": 1e6}}, 131072),
         ({"rope_scaling": YARN, "max_position_embeddings": 163840}, 163840),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 131072),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 32768),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 131072),  # as vLLM has it
+        (
+            {
+                "rope_scaling": {
+                    "type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 8192,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                }
+            },
+            32768,
+        ),
         ({}, 32768),
     ],
 )
-def test_a_model_takes_what_yarn_stretches_its_context_to(tmp_path: Path, given: dict[str, Any], longest: int) -> None:
+def test_a_model_takes_what_its_config_stretches_its_context_to(
+    tmp_path: Path, given: dict[str, Any], longest: int
+) -> None:
     from transformers import AutoConfig
 
     body = json.loads(Path(f"{TINY}/config.json").read_text())
