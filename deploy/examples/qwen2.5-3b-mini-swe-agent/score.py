@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 
 TIMEOUT_S = 60
+PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
+"""Of the environment: what Python needs to start, and no keys of whoever trains."""
 
 
 def score(task_folder: Path, workdir: Path) -> dict[str, float]:
@@ -34,7 +36,7 @@ def score(task_folder: Path, workdir: Path) -> dict[str, float]:
                 )
                 done = subprocess.run(
                     [sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, errors="replace",
-                    timeout=TIMEOUT_S, env={"PATH": os.environ.get("PATH", os.defpath)},  # no keys of the one who trains
+                    timeout=TIMEOUT_S, env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
                 continue

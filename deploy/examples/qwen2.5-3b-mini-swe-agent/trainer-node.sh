@@ -23,7 +23,7 @@ end() {  # told once more, it gives less time to what it still does
 }
 finish() {  # the trainer makes its last step and checkpoint: it needs the proxy, which needs Redis
   trap - EXIT
-  for part in $rollouts $trainer $proxy $redis; do end "$part"; done
+  for part in $rollouts $trainer $proxy $redis $(jobs -pr); do end "$part"; done
   [ -z "$sockets" ] || rm -rf "$sockets"
 }
 trap finish EXIT
@@ -46,7 +46,7 @@ fi
 setsid steno proxy --host 0.0.0.0 --port 8000 --redis-url "unix://$sockets/socket" --keys-dir "$data/keys" \
   --archive "$data/archive" &
 proxy=$!
-until curl --noproxy '*' -sf --max-time 5 "$url/readyz" >/dev/null; do sleep 1; kill -0 "$proxy" || exit 1; done
+until curl --noproxy '*' -sf --max-time 5 "$url/readyz" >/dev/null; do sleep 1; kill -0 "$proxy" && kill -0 "$redis" || exit 1; done
 cd "$here"
 setsid python -m steno_cli.torchrun --standalone --shutdown-timeout 600 --nproc-per-node "${GPUS:-8}" \
   -m steno train --config train.yaml --checkpoint-dir "$data/checkpoints" \

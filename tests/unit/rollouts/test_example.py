@@ -156,8 +156,8 @@ echo "$*" >>"$LOG.words"
 up() { echo up >>"$LOG.up"; }
 case "$(basename "$0") $*" in
   curl*) [ -n "$FOREIGN" ] || [ -e "$LOG.answers" ]; exit ;;
-  redis-server*) [ -z "$NO_REDIS" ] || exit 1; touch "$4" ;;
-  "steno proxy"*) [ -z "$NO_PROXY_STARTS" ] || exit 1; touch "$LOG.answers" ;;
+  redis-server*) [ -z "$NO_REDIS" ] || exit 1; touch "$4"; [ -z "$REDIS_FAILS" ] || { sleep 0.5; exit 1; } ;;
+  "steno proxy"*) [ -z "$NO_PROXY_STARTS" ] || exit 1; [ -n "$REDIS_FAILS" ] || touch "$LOG.answers" ;;
 esac
 case "$(basename "$0") $*" in
   redis-server*|"steno proxy"*)
@@ -192,6 +192,7 @@ def started(folder: Path, *, data: str, cwd: Path = EXAMPLE, **more: str) -> sub
         "NO_PROXY_STARTS": "",
         "FOREIGN": "",
         "DIES": "",
+        "REDIS_FAILS": "",
         **more,
     }
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "LOG": str(folder / "log"), "DATA": data, **given}
@@ -262,6 +263,11 @@ def test_it_ends_where_its_proxy_does_not_start(tmp_path: Path) -> None:
     assert start(tmp_path, data=str(tmp_path / "data"), NO_PROXY_STARTS="1") == 1
     started = [words.split()[0] for words in (tmp_path / "log.words").read_text().splitlines()]
     assert "proxy" in started and not {"rollout", "-m"} & set(started)
+
+
+def test_it_ends_where_its_redis_fails_while_the_proxy_waits_for_it(tmp_path: Path) -> None:
+    """It can't read its file: it has opened its socket by then, and the proxy tries it again and again."""
+    assert start(tmp_path, data=str(tmp_path / "data"), REDIS_FAILS="1") == 1
 
 
 def test_it_takes_no_proxy_that_was_there_before_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
