@@ -29,6 +29,8 @@ from steno.contracts.json_limits import whole_text
 from steno_worker.chat.interfaces import Renderer
 
 _JOIN = "\n\n"
+_DEEPER = 200
+"""How much deeper in its calls vLLM may be where it reads the same text: Python's bound is on both together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,25 @@ def _whole(arguments: str) -> str:
         return arguments
     whole = whole_text(text)
     return whole if whole != text else arguments
+
+
+def readable_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of calls for vLLM, which reads their arguments before its template does, and has `{}` for malformed ones: the same
+    for those that end its reading in another way. They are too deep, or have a number of more than 4,300 digits."""
+    return [
+        {**call, "function": {**call["function"], "arguments": _readable(call["function"]["arguments"])}}
+        for call in calls
+    ]
+
+
+def _readable(arguments: str) -> str:
+    try:
+        json.loads("[" * _DEEPER + arguments + "]" * _DEEPER)
+    except json.JSONDecodeError:
+        return arguments
+    except (ValueError, RecursionError):
+        return "{}"
+    return arguments
 
 
 def short_call_id(call_id: str) -> str:

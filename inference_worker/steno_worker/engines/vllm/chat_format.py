@@ -29,6 +29,7 @@ from steno.contracts.chat import CONTINUES, OPEN_END, Job, Message, Tool
 from steno.contracts.errors import BadRequest, ConfigError
 from steno_worker.chat.decode import ByteDecoder
 from steno_worker.chat.fewest import FewestTokens
+from steno_worker.chat.fold import readable_calls
 from steno_worker.chat.interfaces import END_OF_PROMPT, Decoder, check_template_options
 from steno_worker.chat.interfaces import Parser as ParserSeam
 from steno_worker.engines.grammars import check_format, check_tools
@@ -114,7 +115,7 @@ class VllmFormat:
             _, prompt = self._renderer.render_messages([_in_vllm_words(message) for message in messages], params)
             self._check_fits(prompt.get("prompt"), "messages")
             rendered = self._renderer.tokenize_prompts([prompt], _TOKENIZE)[0]
-        except (VLLMClientError, ValueError, TypeError) as error:
+        except (VLLMClientError, ValueError, TypeError, RecursionError) as error:
             raise BadRequest(
                 f"the model's chat template refuses this conversation: {error}", field="messages"
             ) from error
@@ -298,5 +299,5 @@ def _in_vllm_words(message: Message) -> Message:
     if message.get("reasoning_content"):
         copied["reasoning"] = message["reasoning_content"]
     if message.get("tool_calls"):
-        copied["tool_calls"] = [{**call, "function": dict(call["function"])} for call in message["tool_calls"]]
+        copied["tool_calls"] = readable_calls(message["tool_calls"])
     return copied

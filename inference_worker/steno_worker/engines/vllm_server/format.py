@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from steno.contracts.chat import THINKS, Message, Tool
 from steno.contracts.errors import BadRequest, EngineFailed
 from steno_worker.chat.check import called
+from steno_worker.chat.fold import readable_calls
 from steno_worker.chat.interfaces import Decoder
 from steno_worker.engines.vllm_server.http import VllmServer
 from steno_worker.engines.vllm_server.limits import MAX_BAD_WORD_TOKENS, forms_of, tokens_of, too_many_bad_word_tokens
@@ -217,8 +218,10 @@ class _Strings:
 
 
 def in_vllm_words(message: Message) -> Message:
-    """vLLM reads `reasoning`, and gives templates both names."""
-    if "reasoning_content" not in message:
-        return message
+    """vLLM reads `reasoning`, and gives templates both names; it reads the arguments of calls, too."""
     copied = {key: value for key, value in message.items() if key != "reasoning_content"}
-    return {**copied, "reasoning": message["reasoning_content"]}
+    if "reasoning_content" in message:
+        copied["reasoning"] = message["reasoning_content"]
+    if message.get("tool_calls"):
+        copied["tool_calls"] = readable_calls(message["tool_calls"])
+    return copied

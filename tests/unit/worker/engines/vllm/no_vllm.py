@@ -12,6 +12,13 @@ from types import ModuleType
 from typing import Any
 
 
+class _Anything(Exception):
+    """Made of any arguments."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args)
+
+
 class _Empty(ModuleType):
     """A module that has a class of every name that is imported from it."""
 
@@ -20,7 +27,7 @@ class _Empty(ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        setattr(self, name, type(name, (Exception,), {}))
+        setattr(self, name, type(name, (_Anything,), {}))
         return getattr(self, name)
 
 

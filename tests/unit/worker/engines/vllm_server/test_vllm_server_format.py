@@ -82,3 +82,21 @@ async def test_what_continuing_depends_on_makes_another_digest() -> None:
     same = await digest_of(Server())
     assert same != await digest_of(Server(closer="<eot>"))
     assert same != await digest_of(Server(), frozenset({7}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [
+        ('{"a": ' + "[" * 1200, "{}"),
+        ('{"n": ' + "1" * 5000 + "}", "{}"),
+        ('{"a": [', '{"a": ['),
+        ('{"a": [1]}', '{"a": [1]}'),
+    ],
+)
+def test_a_call_that_the_server_can_t_read_has_no_arguments(arguments: str, sent: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]}
+    said = format_module.in_vllm_words(message)
+    assert said["tool_calls"] == [{**call, "function": {"name": "f", "arguments": sent}}]
+    assert said["reasoning"] == "hm" and "reasoning_content" not in said
+    assert call["function"] == {"name": "f", "arguments": arguments}
