@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from steno.contracts.errors import EngineFailed, WeightsRefused
 from steno.contracts.policy import Probe
+from steno.contracts.wire.frames import ModelCard
 from steno_worker.interfaces import Engine
 
 QUANTILE = 0.9
@@ -38,6 +39,23 @@ class LogprobDistance(NamedTuple):
         """Args: as many of each, at least one, all finite."""
         off = sorted(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         return cls(math.fsum(off) / len(off), off[math.ceil(QUANTILE * len(off)) - 1], off[-1])
+
+
+def check_ids(probe: Probe, card: ModelCard) -> None:
+    """Check that the model can score the probe, with one token of room, which vLLM samples. Raises: WeightsRefused."""
+    ids = probe.token_ids
+    if len(ids) >= card.context_tokens:
+        raise WeightsRefused(
+            f"probe.token_ids: got {len(ids)} tokens, this worker's context is {card.context_tokens}, one of them for an answer "
+            "(the trainer's setting is probe_tokens)",
+            field="probe.token_ids",
+        )
+    wrong = next((id_ for id_ in ids if not 0 <= id_ < (card.vocabulary_size or math.inf)), None)
+    if wrong is not None:
+        raise WeightsRefused(
+            f"probe.token_ids: got token id {wrong}, this worker's vocabulary has {card.vocabulary_size} tokens",
+            field="probe.token_ids",
+        )
 
 
 def check_numbers(logprobs: Sequence[float]) -> None:

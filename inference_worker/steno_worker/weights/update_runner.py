@@ -28,9 +28,10 @@ from steno.contracts.policy import PATCHES, Probe, UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare
 from steno_worker.interfaces import Engine, StagedUpdate
 from steno_worker.metrics import WorkerMetrics
+from steno_worker.weights.fixed import FixedWeights, refusal
 from steno_worker.weights.gate import WeightsGate
 from steno_worker.weights.patching import whole_spec
-from steno_worker.weights.prove import check_numbers, compare, score_in_time
+from steno_worker.weights.prove import check_ids, check_numbers, compare, score_in_time
 from steno_worker.weights.proven_weights import ProvenWeights, base_update
 from steno_worker.weights.shard_files import check_manifest
 from steno_worker.weights.stage import Stager
@@ -170,9 +171,9 @@ class UpdateRunner:
 
         Raises: WeightsRefused: a newer one is here already; weights that are not for this worker.
         """
-        spec = update.spec
+        spec, cards = update.spec, self._engine.cards()
         check_manifest(spec.manifest)
-        policies = sorted({card.policy for card in self._engine.cards()})
+        policies = sorted({card.policy for card in cards})
         if spec.policy not in policies:
             raise WeightsRefused(
                 f"policy: got {spec.policy!r}, this worker serves {', '.join(policies)}", field="policy"
@@ -181,6 +182,11 @@ class UpdateRunner:
             raise WeightsRefused(
                 "probe.logprobs: must have one entry less than probe.token_ids", field="probe.logprobs"
             )
+        if isinstance(self._engine, FixedWeights):
+            raise refusal()
+        for card in cards:
+            if spec.probe is not None and card.policy == spec.policy and not card.synthetic:
+                check_ids(spec.probe, card)
         for other in list(self._updates.values()):
             if other is update:
                 continue

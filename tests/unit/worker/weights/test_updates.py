@@ -17,6 +17,7 @@ from steno.config.object_store import ObjectStore
 from steno.contracts.errors import EngineFailed, ProtocolError, WeightsRefused
 from steno.contracts.policy import UpdateSpec
 from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard, Prepare, Progress
+from steno_worker.engines.vllm_server.engine import VllmServerEngine
 from steno_worker.interfaces import StagedUpdate
 from steno_worker.metrics import WorkerMetrics
 from steno_worker.weights import stage, staged_files
@@ -45,7 +46,7 @@ class Engine:
         self.during: Callable[[], None] = lambda: None
 
     def cards(self) -> list[ModelCard]:
-        return [ModelCard("m", 100, policy_version=self.version)]
+        return [ModelCard("m", 100, policy_version=self.version, vocabulary_size=60)]
 
     def checkpoint(self) -> Path | None:
         return self.folder
@@ -272,6 +273,38 @@ async def test_weights_that_the_engine_refuses_leave_the_old_ones_serving(bench:
     assert (await proxy.until("failed")).message == "tensor 'x' is not of this model"
     assert bench.updates.healthy and not bench.updates.gate.shut
     assert not [entry for entry in bench.log if isinstance(entry, tuple)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (list(range(100)), "got 100 tokens, this worker's context is 100, one of them for an answer"),
+        ([1, 60, 2], "got token id 60, this worker's vocabulary has 60"),
+        ([1, -1, 2], "got token id -1, this worker's vocabulary has 60"),
+    ],
+)
+async def test_a_probe_that_the_model_can_t_take_is_refused_before_anything_is_loaded(
+    bench: Bench, tmp_path: Path, ids: list[int], words: str
+) -> None:
+    proxy = bench.proxy()
+    proxy.prepare(folder_spec(tmp_path, probe={"token_ids": ids, "logprobs": [-1.0] * (len(ids) - 1)}))
+    failed = await proxy.until("failed")
+    assert (failed.code, words in failed.message) == ("weights_refused", True)
+    assert bench.updates.healthy and not bench.updates.gate.shut and bench.engine.loaded == []
+    longest = {"token_ids": list(range(10, 59)) * 2 + [59], "logprobs": [-1.0] * 98}
+    proxy.prepare(folder_spec(tmp_path, 2, probe=longest), "u2")
+    await proxy.until("ready")
+
+
+@pytest.mark.parametrize("fields", [{}, {"probe": PROBE}])
+async def test_an_upstreams_worker_refuses_before_it_asks_for_anything(bench: Bench, fields: dict[str, object]) -> None:
+    bench.updates._engine = VllmServerEngine(None, "m", policy="default", context_tokens=100, max_streams=2)  # type: ignore[arg-type]
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec(1, **fields))
+    await asyncio.sleep(0)
+    (failed,) = proxy.frames
+    assert (failed.state, failed.code) == ("failed", "weights_refused")
+    assert failed.message == "policy: weights of an upstream can't be updated"
 
 
 @pytest.mark.parametrize("scores", [[-1.0, -2.2], [-1.0, float("nan")], [-1.0]])
