@@ -131,11 +131,11 @@ def _inner(said: str) -> str:
         quote = said[start - 1]
         try:
             text = ast.literal_eval(f"b{quote}{text}{quote}").decode(errors="replace")
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: it is too deep
             return said
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return said
     error = body.get("error", body)
     message = error.get("message") if isinstance(error, dict) else error

@@ -78,6 +78,20 @@ def test_of_a_body_that_is_pasted_whole_its_message_is_told(said: str) -> None:
     assert translated(error).message == "the upstream is at its limit: slowly"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "bad: " + '{"a":' * 5000 + "1" + "}" * 5000,
+        'bad: {"error": "slowly", "a": ' + "9" * 5000 + "}",
+        "b'{" + "'+" + "(" * 5000 + "}'",
+        "b'{" + "'+" + "-" * 200_000 + "}'",
+    ],
+)
+def test_a_refusal_with_a_text_that_can_t_be_read_is_still_the_requests(said: str) -> None:
+    found = translated(upstream.BadRequestError(said, response=response(400), **WHO))
+    assert type(found) is BadRequest and found.message.startswith(f"the upstream refuses this request: {said[:100]}")
+
+
 def test_what_only_looks_like_one_is_told_as_it_is() -> None:
     error = upstream.RateLimitError("b'{\\x' }' slowly", response=response(429), **WHO)
     assert "slowly" in translated(error).message
