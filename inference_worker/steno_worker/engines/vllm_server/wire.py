@@ -168,10 +168,10 @@ class AnswerReader:
         else:
             delta = choice.get("delta") or {}
             said.reasoning = _text(delta.get("reasoning"))
-            if content := _text(delta.get("content")):
-                parsed = self._splitter.feed(content)
-                said.content, said.reasoning = parsed.content, said.reasoning + parsed.reasoning
             said.tool_calls = [_call(piece) for piece in delta.get("tool_calls") or ()]
+            # Text that is held back came before the call.
+            parsed = self._splitter.feed(_text(delta.get("content")), final=bool(said.tool_calls))
+            said.content, said.reasoning = parsed.content, said.reasoning + parsed.reasoning
             tokens = _chat_logprobs(choice.get("logprobs"))
         if ids:
             if len(tokens) != len(ids) or not all(token.logprob > MISSING for token in tokens):

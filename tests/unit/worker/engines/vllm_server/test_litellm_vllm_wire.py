@@ -83,6 +83,23 @@ def test_text_that_is_held_back_comes_at_the_end() -> None:
     assert deltas[-1] == Delta(5, b"", b"", "base/0", "<thi")
 
 
+@pytest.mark.parametrize("text", ["\n\n", "\n<", "<thi"])
+def test_text_that_is_held_back_comes_before_a_call_that_follows_it(text: str) -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "look", "arguments": ""}}
+    more = {"index": 0, "function": {"arguments": "{}"}}
+    deltas, _ = read(
+        first(),
+        event([6], reasoning="hm"),
+        event([7], content=text[:1]),
+        event([8], content=text[1:], tool_calls=[call]),
+        event([9], tool_calls=[more]),
+        event([10], "tool_calls"),
+    )
+    assert [(delta.content, len(delta.tool_calls)) for delta in deltas] == [
+        ("", 0), ("", 0), (text, 1), ("", 1), ("", 0),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("events", "words"),
     [
