@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, ProxyError, WebSocketException
 
@@ -308,7 +309,7 @@ class ProxyConnection:
             self._handle(event)
         self._begin(self._new_peer())
         if self._announced is not None:
-            self._announced = Announce(self._updates.cards(), self._announced.healthy, self._announced.draining)
+            self._announced = msgspec.structs.replace(self._announced, models=self._updates.cards())
 
     def _tick(self) -> None:
         self._disarm()

@@ -13,8 +13,19 @@ from prometheus_client import CollectorRegistry
 
 from steno.contracts.chat import Sampling
 from steno.contracts.errors import StenoError
-from steno.contracts.wire.frames import Counted, Delta, Failed, Finish, Frame, Generate, Progress, Started, StreamEvent
-from steno.contracts.wire.peer import PeerState
+from steno.contracts.wire.frames import (
+    Announce,
+    Counted,
+    Delta,
+    Failed,
+    Finish,
+    Frame,
+    Generate,
+    Progress,
+    Started,
+    StreamEvent,
+)
+from steno.contracts.wire.peer import PeerState, PeerUp
 from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings
 from steno_worker.metrics import WorkerMetrics
@@ -115,6 +126,23 @@ async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_befor
     assert metrics.registry.get_sample_value("steno_worker_unacknowledged_tokens_total") == 1
     await one.leave("shutdown", "")
     await one.run()
+    await updates.close()
+
+
+async def test_why_a_worker_is_unhealthy_is_said_on_the_next_channel_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, engine = WorkerMetrics(CollectorRegistry()), CountingEngine()
+    updates = UpdateRunner(engine, metrics, announce=lambda: None)
+    one = ProxyConnection(
+        "ws://127.0.0.1:1", WorkerSettings(worker_id="w"), boot_id=uuid.uuid4().hex, engine=engine, updates=updates,
+        metrics=metrics, on_engine_death=lambda reason: None,
+    )  # fmt: skip
+    one.announce(healthy=False, draining=True, reason="probe: log-probabilities differ")
+    one._peer.fail("lost", 0.0)
+    one._renew()
+    said: list[Frame] = []
+    monkeypatch.setattr(one, "send", said.append)
+    one._handle(PeerUp(resumed=False))
+    assert said == [Announce(updates.cards(), False, True, "probe: log-probabilities differ")]
     await updates.close()
 
 
