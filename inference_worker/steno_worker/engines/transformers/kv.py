@@ -1,9 +1,10 @@
 """Key and value tensors of running sequences, one slot each, for any transformers model with plain full attention.
 
 Owns where a sequence's keys and values lie; knows nothing of requests. Slots 0..n-1 are in use, so that a step reads views and
-copies nothing; a sequence that leaves is replaced by the last one. Every slot has room for the longest sequence, and takes
-memory for its own only. Padding is on the right: what lies behind a slot's length is masked, so a row's numbers do not depend
-on who else is in the batch beyond float32 rounding (I1).
+copies nothing; a sequence that leaves is replaced by the last one. Every slot has room for the longest sequence. On a CPU it
+takes memory for its own only; elsewhere it takes all of it, and there are as many slots as are in use, up to twice that. Padding
+is on the right: what lies behind a slot's length is masked, so a row's numbers do not depend on who else is in the batch beyond
+float32 rounding (I1).
 
 Shapes: S slots, H key-value heads, T tokens, D head size, B rows of this step, Q new tokens of each row.
 """
@@ -32,6 +33,7 @@ class SlotCache:
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         self._capacity = 0
+        self._rooms = 1  # slots in a tensor off the CPU
         self._slots = range(0)
         self._starts_B = torch.zeros(0, dtype=torch.long)
         self._steps_Q = torch.zeros(0, dtype=torch.long)
@@ -99,6 +101,10 @@ class SlotCache:
         """Take a slot with nothing in it; returns its number."""
         if len(self.lengths) == self.slots:
             raise IndexError("no free slot")
+        if len(self.lengths) == self._rooms:
+            self._rooms = min(self.slots, 2 * self._rooms)
+            if any(not _is_lazy(keys.device) for keys in self._keys.values()):
+                self._grow()
         self.lengths.append(0)
         return len(self.lengths) - 1
 
@@ -135,12 +141,15 @@ class SlotCache:
         self._keys.clear()
         self._values.clear()
         self._capacity = 0
+        self._rooms = 1
 
     def _blank(self, like: torch.Tensor) -> torch.Tensor:
-        """Room in every slot for the longest sequence, of which the system gives what is written to and no more."""
+        """Room in every slot for the longest sequence: on a CPU in all slots, of which the system gives what is written to and no
+        more; elsewhere, where all is taken at once, in as many as are in use, rounded up to a power of two."""
         # Zeros, as fresh pages are: masked positions still go through a multiplication, and NaN times zero is NaN.
-        shape = (self.slots, like.shape[1], self._capacity, like.shape[3])
-        if like.device.type != "cpu":
+        is_lazy = _is_lazy(like.device)
+        shape = (self.slots if is_lazy else self._rooms, like.shape[1], self._capacity, like.shape[3])
+        if not is_lazy:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
         pages = mmap.mmap(-1, math.prod(shape) * like.dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.madvise(mmap.MADV_NOHUGEPAGE)
@@ -150,8 +159,16 @@ class SlotCache:
         if tokens <= self._capacity:
             return
         self._capacity = max(tokens, self._capacity + max(GROW_TOKENS, self._capacity // 2))
+        self._grow()
+
+    def _grow(self) -> None:
         for store in (self._keys, self._values):
             for layer, old_SHTD in store.items():
                 grown = store[layer] = self._blank(old_SHTD)
                 for slot, length in enumerate(self.lengths):
                     grown[slot, :, :length] = old_SHTD[slot, :, :length]
+
+
+def _is_lazy(device: torch.device) -> bool:
+    """Whether a tensor there takes memory as it is written to."""
+    return device.type == "cpu"

@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from steno_worker.engines.transformers import kv
 from steno_worker.engines.transformers.kv import SlotCache
 
 
@@ -108,6 +110,53 @@ def test_a_long_sequence_takes_memory_in_its_own_slot_only() -> None:
     for _ in range(3):
         cache.release(0)
     assert held - resident_bytes() > 30e6, "an empty cache holds nothing"
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The elements of each tensor that is made of zeros, on a device where it takes all its memory at once."""
+    made: list[int] = []
+    zeros = torch.zeros
+
+    def noted(*shape: Any, **how: Any) -> torch.Tensor:
+        tensor: torch.Tensor = zeros(*shape, **how)
+        made.append(tensor.numel())
+        return tensor
+
+    monkeypatch.setattr(kv, "_is_lazy", lambda device: False)
+    monkeypatch.setattr(torch, "zeros", noted)
+    return made
+
+
+def test_off_the_cpu_slots_are_there_as_they_are_used(taken: list[int]) -> None:
+    """As on the CPU in all else: what is seen of them, who moves where, how they grow."""
+    cache = SlotCache(5)
+    for number in range(5):
+        cache.adopt(single(*map(float, range(number, number + 20 + 100 * number))))
+        assert cache._keys[0].shape[0] == cache._values[0].shape[0] == (1, 2, 4, 4, 5)[number]
+        spoken = [[*range(row, row + 20 + 100 * row), *[-1] * (number - row)] for row in range(number + 1)]
+        assert seen(*put(cache, *[-1.0] * (number + 1))) == [[*row, -1] for row in spoken]
+    assert cache.release(1) == 4
+    fifth = [*range(4, 424), -1]
+    assert seen(*put(cache, *[-2.0] * 4))[1] == [*fifth, -2]
+    for _ in range(4):
+        cache.release(0)
+    taken.clear()
+    cache.open_slot()
+    put(cache, 7.0)
+    assert max(taken) == kv.GROW_TOKENS, "an empty cache begins with one slot again"
+
+
+def test_one_long_prompt_off_the_cpu_takes_its_own_memory(taken: list[int]) -> None:
+    cache = SlotCache(64)
+    cache.open_slot()
+    cache.begin(8192)
+    new = torch.empty(1, 8, 8192, 128, device="meta")
+    cache.update(new, new, 0)
+    assert sum(taken[-2:]) == 2 * new.numel()
+    for number in range(1, 64):
+        cache.open_slot()
+        assert cache._keys[0].shape == (1 << number.bit_length(), 8, 8192, 128)
 
 
 def test_more_sequences_than_slots_is_refused() -> None:
