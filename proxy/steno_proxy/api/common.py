@@ -174,8 +174,12 @@ async def origin_of(request: Request, fork: ForkOf) -> Session:
     """The trial that a new one is forked from. Raises: Unauthorized, Forbidden: it is another run's; NotFound, Gone, Conflict: it
     can't be forked there; StoreUnavailable."""
     found = services(request)
-    check_run(request, (await _whose(found.store, fork.trial_id))[1])
-    session = await found.store.session(fork.trial_id)
+    try:
+        session = await found.store.session(fork.trial_id)
+    except StenoError:
+        check_run(request, (await _whose(found.store, fork.trial_id))[1])
+        raise
+    check_run(request, session.run_id)
     if session.status == "open":
         raise Conflict(
             f"fork_of.trial_id: trial {fork.trial_id} is still open; only one that has ended can be forked",
