@@ -103,16 +103,21 @@ STALE: list[Frame] = [
 ]
 
 
-async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_before_the_next_one_is_offered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "WorkerPeer", partial(WorkerPeer, max_retained_bytes=1000))
+def unconnected() -> tuple[ProxyConnection, UpdateRunner, WorkerMetrics]:
     metrics, engine = WorkerMetrics(CollectorRegistry()), CountingEngine()
     updates = UpdateRunner(engine, metrics, announce=lambda: None)
     one = ProxyConnection(
         "ws://127.0.0.1:1", WorkerSettings(worker_id="w"), boot_id=uuid.uuid4().hex, engine=engine, updates=updates,
         metrics=metrics, on_engine_death=lambda reason: None,
     )  # fmt: skip
+    return one, updates, metrics
+
+
+async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_before_the_next_one_is_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "WorkerPeer", partial(WorkerPeer, max_retained_bytes=1000))
+    one, updates, metrics = unconnected()
     outlet, streams = one._outlet, one.streams
     streams.handle(Generate(1, "turn", 1, "trial", job(MUCH)))
     outlet(Progress("update", "failed", message="x" * 2000))
@@ -130,12 +135,7 @@ async def test_a_channel_that_overflows_while_its_worker_dials_is_given_up_befor
 
 
 async def test_why_a_worker_is_unhealthy_is_said_on_the_next_channel_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics, engine = WorkerMetrics(CollectorRegistry()), CountingEngine()
-    updates = UpdateRunner(engine, metrics, announce=lambda: None)
-    one = ProxyConnection(
-        "ws://127.0.0.1:1", WorkerSettings(worker_id="w"), boot_id=uuid.uuid4().hex, engine=engine, updates=updates,
-        metrics=metrics, on_engine_death=lambda reason: None,
-    )  # fmt: skip
+    one, updates, _ = unconnected()
     one.announce(healthy=False, draining=True, reason="probe: log-probabilities differ")
     one._peer.fail("lost", 0.0)
     one._renew()
