@@ -160,9 +160,9 @@ WORKDIR /var/lib/steno
 VOLUME /var/lib/steno
 EXPOSE 9101
 STOPSIGNAL SIGTERM
-# Its first rank's metrics answer once the model is loaded.
+# Its first rank's metrics answer once the model is loaded. Of several nodes only one has that rank: none is asked then.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=900s \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open(f'http://127.0.0.1:{os.environ[\"STENO_TRAIN_METRICS_PORT\"]}/metrics', timeout=5)"]
+    CMD ["python3", "-c", "import os, urllib.request as u; os.environ.get('PET_NNODES', '1') != '1' or u.build_opener(u.ProxyHandler({})).open(f'http://127.0.0.1:{os.environ[\"STENO_TRAIN_METRICS_PORT\"]}/metrics', timeout=5)"]
 # One node's ranks meet on loopback: torchrun would wait for minutes on a host whose own name nothing resolves. After `--` no option of
 # ours is taken for the beginning of one of torchrun's.
 ENTRYPOINT ["sh", "-c", "[ \"${PET_NNODES:-1}\" != 1 ] || export PET_LOCAL_ADDR=\"${PET_LOCAL_ADDR:-127.0.0.1}\"; exec python3 -m steno_cli.torchrun -m -- steno \"$@\"", "torchrun"]
