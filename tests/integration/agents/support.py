@@ -23,6 +23,9 @@ TASK_S = 300
 READS_S = 6.0
 """For an agent to have on its disk what is on record of an answer. The answers in which it is killed are held up for longer."""
 
+NOON = f"Etc/GMT{time.gmtime().tm_hour - 12:+d}"
+"""A time zone where it is about noon: agents write the date into their prompts, and at midnight begin a new branch."""
+
 
 @contextlib.contextmanager
 def scripted(folder: Path, script: Path, context_tokens: int = 200_000) -> Iterator[Stack]:
@@ -92,7 +95,7 @@ def _prepared(
     command: str | Sequence[str], home: Path, variables: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
     words = ["bash", "-c", command] if isinstance(command, str) else list(command)
-    return words, {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", **variables}
+    return words, {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "TZ": NOON, **variables}
 
 
 def output(done: subprocess.CompletedProcess[str], stack: Stack | None = None) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,8 +50,6 @@ def run_opencode(stack: Stack, trial_id: str, task: str, folder: Path, context: 
     variables = {
         "PATH": f"{npm_programs()}:{os.environ['PATH']}", "TASK": task, "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "npm_config_registry": NOWHERE, **setup.variables,
-        # Where it is about noon: each request has the date in its system prompt, and at midnight begins a new branch.
-        "TZ": f"Etc/GMT{time.gmtime().tm_hour - 12:+d}",
     }  # fmt: skip
     done = run(setup.command, work, home, variables)
     assert done.returncode == 0, output(done, stack)

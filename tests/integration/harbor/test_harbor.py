@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from steno.client.client import Steno
+from tests.integration.agents.support import NOON
 from tests.integration.containers.test_containers import AGENT
 from tests.integration.harbor.conftest import SHELL, Harbor, Sessions
 from tests.integration.rollouts.conftest import ADMIN, Rollout
@@ -33,7 +34,7 @@ printf '{"reward": %s}' $r >/logs/verifier/reward.json
 """
 WRITE = "Write hello into answer.txt.\nRUN: pwd\nRUN: echo hello >/app/answer.txt\n"
 READ = "Add to it.\nRUN: cat /app/answer.txt\nRUN: echo again >>/app/answer.txt\n"
-APART = 'artifacts = ["/app"]\n'
+APART = f'artifacts = ["/app"]\nenvironment.env = {{TZ = "{NOON}"}}\n'
 STEPS = f'{APART}unheard_of = [1, {{a = "é"}}]\n[[steps]]\nname = "schreib es"\n[[steps]]\nname = "prüf es"\n'
 TURN = "python3 /opt/task/agent.py >answer.txt\n"
 """Of the agent that is a script: one turn."""
