@@ -33,9 +33,8 @@ def arm(where: str) -> None:
         calls += 1
         if calls == int(at) and os.environ.get("RANK", "0") == "0":
             if not told:
-                time.sleep(
-                    2.0
-                )  # what other threads have been given arrives: a push of the step before is posted by one
+                # What other threads have been given arrives: a push of the step before is posted by one.
+                time.sleep(10.0)
                 os.kill(os.getpid(), signal.SIGKILL)
             os.kill(os.getppid(), signal.SIGTERM)
             assert heard.wait(60), "nobody told this rank to stop"
