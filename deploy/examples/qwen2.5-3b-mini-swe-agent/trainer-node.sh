@@ -15,7 +15,7 @@ mkdir -p "$data/redis"
 data=$(realpath "$data")
 # Copies on their way to the proxy: a local disk, since training stands still for them, and a folder of this $data: it is one run's.
 weights=${WEIGHTS:-${TMPDIR:-/tmp}/steno-weights-$(printf %s "$data" | sha256sum | cut -c1-12)}
-rollouts='' trainer='' proxy='' redis='' sockets=''
+sockets=''
 end() {  # told once more, it gives less time to what it still does
   trap 'kill "$1" 2>/dev/null || true' HUP INT TERM
   kill "$1" 2>/dev/null || true
@@ -23,7 +23,7 @@ end() {  # told once more, it gives less time to what it still does
 }
 finish() {  # the trainer makes its last step and checkpoint: it needs the proxy, which needs Redis
   trap - EXIT
-  for part in $rollouts $trainer $proxy $redis $(jobs -pr); do end "$part"; done
+  for part in $(jobs -pr | tac); do end "$part"; done  # the last one that was started is the first one that ends
   [ -z "$sockets" ] || rm -rf "$sockets"
 }
 trap finish EXIT
@@ -57,7 +57,6 @@ rollouts=$!
 code=0
 wait -n -p ended "$trainer" "$rollouts" "$proxy" "$redis" || code=$?
 if [ "$ended" = "$rollouts" ] && [ "$code" = 0 ]; then  # rollouts are over: the trainer takes what is left, and ends
-  rollouts=''
   wait -n -p ended "$trainer" "$proxy" "$redis" || code=$?
 fi
 case $ended in  # trainer and rollouts would wait for it
