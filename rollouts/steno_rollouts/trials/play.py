@@ -135,7 +135,7 @@ class ExecutorPlayer(Player):
         ended = await self._executor.run(job)
         failed = None
         if ended.timed_out:
-            failed = CommandOutcome(EndReason.TIMEOUT, detail=f"ended after {timeout_s:g} s")
+            failed = CommandOutcome(EndReason.TIMEOUT, detail=ended.error or f"ended after {timeout_s:g} s")
         elif ended.code is None:
             reason = EndReason.INTERRUPTED if ended.lost else EndReason.START_FAILED
             return ended, CommandOutcome(reason, detail=ended.error)

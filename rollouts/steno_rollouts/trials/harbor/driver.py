@@ -148,12 +148,13 @@ KEPT = ("exception_info", "verifier_result", "step_results", "agent_execution", 
 
 def derive(source: Path, target: Path, request: dict[str, Any]) -> None:
     """The task as it is to be run: files are the task's own, by hard links; `task.toml` says where the verifier of each step
-    runs, and whom the agent may reach."""
+    runs, how long the agent may take if nothing else does, and whom it may reach."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True, copy_function=linked)
     task = tomllib.loads((source / "task.toml").read_text("utf-8"))
     for part, mode in zip(task.get("steps") or [task], request["modes"], strict=True):
         part["verifier"] = {**part.get("verifier", {}), "environment_mode": mode}
+    task["agent"] = {"timeout_sec": request["timeout_s"], **task.get("agent", {})}
     if request["only_host"] is not None:
         for part in [task, *task.get("steps", [])]:
             part["agent"] = {

@@ -39,6 +39,7 @@ from steno_rollouts.trials.harbor.pointing import Addresses
 from steno_rollouts.trials.harbor.task_steps import NotTold, TaskSteps
 from steno_rollouts.trials.harbor.tasks import STEPS
 from steno_rollouts.trials.local import LocalExecutor
+from steno_rollouts.trials.play import DEFAULT_TIMEOUT_S
 
 log = logging.getLogger(__name__)
 
@@ -224,9 +225,6 @@ class HarborExecutor(Executor):
         assert task is not None and task.folder is not None
         agent = plan.pointing.agent(self._addresses[job.trial_id], settings.agent_model)
         named = {"import_path": plan.agent} if plan.agent_file is not None else {"name": plan.agent}
-        limit_s = settings.timeout_s or (
-            job.timeout_s if task.timeout_s is None and "steps" not in task.fields else None
-        )
         config = {
             "task": {"path": str(job.folder.absolute() / "task" / task.folder.name)},
             "trial_name": harbor_name(job.trial_id),
@@ -237,7 +235,7 @@ class HarborExecutor(Executor):
                 **agent,
                 "kwargs": {**agent["kwargs"], **settings.agent_options},
                 "resume_trajectory": settings.resume_steps,
-                "override_timeout_sec": limit_s,
+                "override_timeout_sec": settings.timeout_s,
             },
             "environment": {"type": settings.environment, "kwargs": settings.environment_options},
             "artifacts": settings.artifacts,
@@ -252,6 +250,7 @@ class HarborExecutor(Executor):
             "answer": str(job.folder.absolute() / ANSWER),
             "task": str(task.folder),
             "config": config,
+            "timeout_s": job.timeout_s or DEFAULT_TIMEOUT_S,
             "modes": modes(task, settings),
             "only_host": urlsplit(job.url).hostname if settings.allow_only_proxy else None,
             "agent_file": str(plan.agent_file) if plan.agent_file else None,

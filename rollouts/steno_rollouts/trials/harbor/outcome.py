@@ -95,7 +95,7 @@ class HarborOutcome:
         if self.kind in ("start", "lost"):
             return Exit(None, error=self.error, lost=self.kind == "lost")
         if self.kind == "timeout":
-            return Exit(None, timed_out=True)
+            return Exit(None, timed_out=True, error=self.error)
         return Exit(FAILED if self.kind == "agent" else 0)
 
     @property

@@ -93,7 +93,7 @@ def test_a_step_s_rewards_are_metrics(tmp_path: Path) -> None:
 
     steps = [step("one", {"reward": 1.0, "n": 2}), step("two", {"reward": 0.0}, "AgentTimeoutError")]
     found = outcome(tmp_path, rewards={"reward": 0.5}, step_results=steps, agent_execution=None)
-    assert found.exit == Exit(None, timed_out=True)
+    assert found.exit == Exit(None, timed_out=True, error="AgentTimeoutError: late")
     verdict = found.worth("reward")
     assert verdict is not None and verdict.reward == 0.5
     assert verdict.metrics == {"step/one/reward": 1.0, "step/one/n": 2.0, "step/two/reward": 0.0}
@@ -352,7 +352,7 @@ async def test_where_the_first_sandbox_does_not_reach_the_proxy_no_other_would(t
 @pytest.mark.parametrize(
     ("error", "more", "ended", "worth"),
     [
-        ("AgentTimeoutError", {}, Exit(None, timed_out=True), None),
+        ("AgentTimeoutError", {}, Exit(None, timed_out=True, error="AgentTimeoutError: it said no"), None),
         ("ApiRateLimitError", {}, Exit(1), None),
         (
             "AgentSetupTimeoutError",

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from steno.client.client import AsyncSteno
 from steno.contracts.errors import ConfigError
+from steno.contracts.records import Counts, Session
+from steno.contracts.rest import Trial
 from steno_rollouts.config import RolloutSettings
+from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.trials.harbor import driver
-from steno_rollouts.trials.harbor.executor import harbor_name
+from steno_rollouts.trials.harbor.executor import HarborExecutor, harbor_name
 from steno_rollouts.trials.harbor.interpreter import HarborPython, environment
 from steno_rollouts.trials.harbor.leftovers import _project
-from steno_rollouts.trials.harbor.plan import modes
+from steno_rollouts.trials.harbor.plan import HarborPlan, modes
 from steno_rollouts.trials.harbor.pointing import POINTINGS, Addresses
 from steno_rollouts.trials.harbor.tasks import harbor_folders, harbor_tasks
+from steno_rollouts.trials.play import Assignment, ExecutorPlayer, RunnerOptions
 from tests.support.sources import ROOT
 
 URL = "http://proxy:8000/steno/g.0"
@@ -112,16 +119,89 @@ timeout_sec = 5.0
 """
 
 
-def test_the_task_as_it_is_run_differs_in_where_its_verifier_runs_alone(tmp_path: Path) -> None:
+def test_the_task_as_it_is_run_differs_in_what_is_said_of_its_agent_and_where_its_verifier_runs_alone(
+    tmp_path: Path,
+) -> None:
     """Whatever else its file says, unknown keys among it."""
     source = task(tmp_path / "zwei Schritte é", ANY_TOML)
-    driver.derive(source, tmp_path / "run", {"modes": ["separate"], "only_host": "proxy"})
+    driver.derive(source, tmp_path / "run", {"modes": ["separate"], "only_host": "proxy", "timeout_s": 7.5})
     expected = tomllib.loads(ANY_TOML)
     expected["verifier"]["environment_mode"] = "separate"
-    expected["agent"] = {"network_mode": "allowlist", "allowed_hosts": ["proxy"]}
+    expected["agent"] = {"timeout_sec": 7.5, "network_mode": "allowlist", "allowed_hosts": ["proxy"]}
     assert tomllib.loads((tmp_path / "run" / "task.toml").read_text("utf-8")) == expected
     assert (source / "task.toml").read_text("utf-8") == ANY_TOML, "the task's own is as it was"
     assert (tmp_path / "run" / "instruction.md").samefile(source / "instruction.md")
+
+
+LATE = """#!{python}
+import json, sys
+from pathlib import Path
+
+text = Path(sys.argv[3]).read_text()
+Path("{asked}").write_text(text)
+late = {{"exception_type": "AgentTimeoutError", "exception_message": "Agent execution timed out after 5.0 seconds"}}
+answer = {{"exception_info": late, "agent_execution": {{}}, "modes": [], "only_host": None, "unreachable": None, "image": None,
+          "verifier_result": None, "step_results": None}}
+Path(json.loads(text)["answer"]).write_text(json.dumps(answer))
+"""
+"""A driver of trials whose agent came to no end; `asked` is what it was asked to do."""
+
+
+async def played_late(tmp_path: Path, toml: str, timeout_s: float | None) -> tuple[dict[str, Any], CommandOutcome]:
+    """What the driver of a trial was asked to do, and what came of the trial."""
+    steps = tuple(name for name in "ab" if f'name = "{name}"' in toml)
+    (found,) = harbor_tasks([task(tmp_path / "task", toml, steps)])
+    python = tmp_path / "python"
+    python.write_text(LATE.format(python=sys.executable, asked=tmp_path / "asked.json"))
+    python.chmod(0o700)
+    settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=tmp_path, timeout_s=timeout_s)
+    plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
+    session = Session(trial_id="g.0", created_at=0.0, updated_at=0.0, counts=Counts(turns=1))
+
+    async def recorded(_: str) -> Session:
+        return session
+
+    client = cast(AsyncSteno, SimpleNamespace(session=recorded))
+    options = RunnerOptions((), tmp_path, timeout_s=timeout_s)
+    player = ExecutorPlayer(client, HarborExecutor(plan, settings), options)
+    assignment = Assignment(Trial(session=session, urls=dict(ADDRESSES.urls)), found, "epoch-0")
+    async with asyncio.timeout(60):
+        _, verdict = await player.play(assignment, tmp_path / "g.0")
+    return json.loads((tmp_path / "asked.json").read_text()), verdict
+
+
+OWN_LIMIT = "[agent]\ntimeout_sec = 7\n"
+TWO_STEPS = '[[steps]]\nname = "a"\n[steps.agent]\ntimeout_sec = 5\n[[steps]]\nname = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "timeout_s", "limits"),
+    [
+        ("", None, [3600]),
+        (OWN_LIMIT, None, [7]),
+        (OWN_LIMIT, 9.0, [9]),
+        (TWO_STEPS, None, [5, 3600]),
+        (OWN_LIMIT + TWO_STEPS, None, [5, 7]),
+        (OWN_LIMIT + TWO_STEPS, 9.0, [9, 9]),
+    ],
+)
+async def test_an_agent_has_a_time_limit_in_each_step(
+    tmp_path: Path, toml: str, timeout_s: float | None, limits: list[float]
+) -> None:
+    request, _ = await played_late(tmp_path, toml, timeout_s)
+    driver.derive(tmp_path / "task", tmp_path / "run", request)
+    run = tomllib.loads((tmp_path / "run" / "task.toml").read_text("utf-8"))
+    own = run.get("agent", {}).get("timeout_sec")
+    given = request["config"]["agent"]["override_timeout_sec"]
+    # as Harbor reads them (`_compute_agent_timeout_sec`, `_step_agent_timeout_sec`)
+    assert [given or part.get("agent", {}).get("timeout_sec", own) for part in run.get("steps", [run])] == limits
+
+
+async def test_the_limit_that_ended_an_agent_is_told_as_harbor_says_it(tmp_path: Path) -> None:
+    """It may be one step's own."""
+    _, verdict = await played_late(tmp_path, TWO_STEPS, None)
+    assert verdict.reason is EndReason.TIMEOUT
+    assert verdict.detail == "AgentTimeoutError: Agent execution timed out after 5.0 seconds"
 
 
 def test_tasks_of_several_steps_tell_all_their_instructions(tmp_path: Path) -> None:
