@@ -7,6 +7,7 @@ proxy whether there is a turn on record: if there is none, the trial is tried ag
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from steno_rollouts.trials.play import Assignment, Player
 from steno_rollouts.trials.ray.cluster import Node, RayCluster, in_a_line
 from steno_rollouts.trials.ray.parcels import OF_A_NODE, Answer, Keys, NodeRequest, SentFile, packed
 from steno_rollouts.trials.scoring import reward_file
+
+log = logging.getLogger(__name__)
 
 CANCEL_S = 90.0
 """For a node to end an attempt, beside the time that its command is given: Harbor removes sandboxes, engines containers."""
@@ -94,7 +97,10 @@ class RayPlayer(Player):
             if code in {kind.code for kind in OF_A_NODE}:  # it came later, and was not looked at
                 return _ended(EndReason.START_FAILED, said)
             raise {**BY_CODE, workdir.FolderInUse.code: workdir.FolderInUse}.get(code, StenoError)(said)
-        await asyncio.to_thread(_write, folder, answer)
+        try:
+            await asyncio.to_thread(_write, folder, answer)
+        except OSError as error:  # a full disk, say: the attempt has ended all the same
+            log.warning("%s: its output is not kept here: %s", assignment.trial_id, error)
         assert answer.outcome is not None
         return answer.exit, answer.outcome
 

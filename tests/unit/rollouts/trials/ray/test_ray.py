@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,17 @@ async def test_a_node_that_is_not_ready_fails_the_attempt_which_is_tried_again(
         await trials.run(ASSIGNMENT, results.append)
         assert [(result.end_reason, result.attempts) for result in results] == [(reason, 2)]
     assert results[0].detail == f"node 10.0.0.7: {error.message}"
+
+
+async def test_an_attempt_whose_output_can_not_be_kept_here_counts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert await ray_player(tmp_path, WELL).play(ASSIGNMENT, tmp_path / "g.0") == (WELL.exit, WELL.outcome)
+    assert "g.0: its output is not kept here: " in caplog.text and "No space left on device" in caplog.text
 
 
 async def test_a_trial_that_was_deleted_while_a_node_played_it_ends_alone(tmp_path: Path) -> None:
