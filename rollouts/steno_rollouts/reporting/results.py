@@ -108,9 +108,17 @@ class ResultsFile:
 
 
 def trim(path: Path) -> None:
-    """Take off a last line that a kill cut off: with more after it, it would be a broken line in the middle."""
+    """Take off a last line that a kill cut off: with more after it, it would be a broken line in the middle. One that is whole
+    gets the newline that it lacks."""
     if path.exists():
         with path.open("r+b") as file:
             text = file.read()
-            if not text.endswith(b"\n"):  # else another launcher's line may have come since
-                file.truncate(text.rfind(b"\n") + 1)
+            last = text.rfind(NEWLINE) + 1
+            if last == len(text):  # another launcher's line may have come since
+                return
+            try:
+                json.loads(text[last:].decode())
+            except (ValueError, RecursionError):
+                file.truncate(last)
+            else:
+                file.write(NEWLINE)

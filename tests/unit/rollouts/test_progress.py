@@ -108,6 +108,19 @@ def test_a_results_file_has_each_trial_once_over_several_starts(tmp_path: Path) 
     assert set(ended_trials(path)) == {"g.0", "g.1"}
 
 
+def test_a_whole_last_line_without_its_newline_stays_in_a_results_file(tmp_path: Path) -> None:
+    """As an editor leaves it, or a kill exactly before the newline."""
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n".join(json.dumps(result(trial, 1.0).row()) for trial in range(2)))
+    for start in range(2):
+        known = ended_trials(path)
+        with ResultsFile(path, known) as file:
+            for earlier in known.values():
+                file.trial_ended(earlier)
+            file.trial_ended(result(2 + start))
+    assert [json.loads(row)["trial_id"] for row in path.read_text().splitlines()] == ["g.0", "g.1", "g.2", "g.3"]
+
+
 def test_lines_that_do_not_fit_are_written_once_there_is_room(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
