@@ -38,7 +38,8 @@ _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.]*)\}\}|(?<!\$)\{([A-Za-z_][\w.]*)
 
 
 def check_command(command: Sequence[str], tasks: Iterable[Task]) -> None:
-    """Raises: ConfigError: no command; a placeholder that some task has no field for, naming both; one that shows a key."""
+    """Raises: ConfigError: no command; a placeholder that some task has no field for, naming both, or one with a
+    NUL; one that shows a key."""
     if not command:
         raise ConfigError("command: empty: give the command of a trial after --", field="command")
     names = {found[2] for word in command for found in _PLACEHOLDER.finditer(word) if found[2]}
@@ -48,8 +49,9 @@ def check_command(command: Sequence[str], tasks: Iterable[Task]) -> None:
             f"command: {{{shown[0]}}} would show the key to every process: use the variable ${shown[0]}",
             field="command",
         )
+    fields = sorted(names - {*VARIABLES})
     for task in tasks:
-        missing = sorted(name for name in names - {*VARIABLES} if lookup(task.fields, name) is None)
+        missing = [name for name in fields if lookup(task.fields, name) is None]
         if missing:
             words = ", ".join(f"{{{name}}}" for name in missing)
             raise ConfigError(
@@ -57,6 +59,8 @@ def check_command(command: Sequence[str], tasks: Iterable[Task]) -> None:
                 "(double the braces to pass them on as they are)",
                 field="command",
             )
+        for name in fields:
+            _check_nul(task, name, _text(lookup(task.fields, name)))
         _variables(task)
 
 
@@ -103,11 +107,15 @@ def _variables(task: Task) -> dict[str, str]:
             )
         names[name] = field
         text = _text(value)
-        if "\0" in text:
-            raise ConfigError(f"task {task.named}: {field!r} contains a NUL byte", field="tasks")
+        _check_nul(task, field, text)
         if len(text.encode()) <= MAX_VARIABLE_BYTES:
             variables[name] = text
     return variables
+
+
+def _check_nul(task: Task, field: str, text: str) -> None:
+    if "\0" in text:
+        raise ConfigError(f"task {task.named}: {field!r} contains a NUL byte", field="tasks")
 
 
 def _text(value: Any) -> str:

@@ -96,3 +96,11 @@ def test_a_field_too_long_for_a_variable_is_in_the_file_only() -> None:
 def test_fields_that_make_no_variable_are_named(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         check_command(["true"], [Task("t", fields)])
+
+
+def test_a_word_that_would_have_a_nul_is_named_before_anything_runs() -> None:
+    """Inside a variable's JSON it is six letters."""
+    fields = {"metadata": {"x": "a\0b", "y": "q"}}
+    assert filled(["{metadata.y}", "{metadata}"], **fields) == ["q", r'{"x": "a\u0000b", "y": "q"}']
+    with pytest.raises(ConfigError, match=r"task 't': 'metadata\.x' contains a NUL byte"):
+        filled(["{metadata.y}", "-{metadata.x}"], **fields)
