@@ -31,6 +31,9 @@ class UserFunction:
         self._timeout_s = timeout_s
         # Settings of an evaluation are looked at before its model is loaded, and again afterwards.
         self._function = load_function(where, field, once=True)
+        file, _, name = where.rpartition(":")
+        code = Path(file).expanduser().read_bytes()  # now: the file may be another one by the time that it is asked for
+        self._digest = blake2b(code + b"\0" + name.encode(), digest_size=4).hexdigest()
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -62,10 +65,8 @@ class UserFunction:
             )
 
     def digest(self) -> str:
-        """Of its file and its name: 8 hexadecimal digits."""
-        file, _, name = self.where.rpartition(":")
-        code = Path(file).expanduser().read_bytes()
-        return blake2b(code + b"\0" + name.encode(), digest_size=4).hexdigest()
+        """Of its file, as it was imported, and its name: 8 hexadecimal digits."""
+        return self._digest
 
     async def _said(self, inputs: Mapping[str, Any], of_what: str, read: Callable[[Any], T]) -> T:
         """What it returned, as `read` has it: in the function's thread and its time, since what is returned may be of the user's

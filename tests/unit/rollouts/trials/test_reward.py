@@ -57,6 +57,17 @@ async def test_a_file_is_imported_once_and_again_where_it_has_changed(tmp_path: 
     assert (tmp_path / "imports").read_text() == "xx"
 
 
+async def test_a_digest_is_of_the_code_that_scores_whatever_becomes_of_its_file(tmp_path: Path) -> None:
+    """`steno rescore` names groups after it while it runs, for hours maybe."""
+    given = function(tmp_path, "def score():\n    return 1.0\n")
+    digest = given.digest()
+    other = function(tmp_path, "def score():\n    return 0.0\n")
+    assert given.digest() == digest != other.digest()
+    assert (await given(scored(tmp_path))).reward == 1.0
+    (tmp_path / "score.py").unlink()
+    assert given.digest() == digest
+
+
 def test_nothing_written_is_no_verdict(tmp_path: Path) -> None:
     assert read_reward(tmp_path) is None
 
