@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,21 +37,25 @@ def task_row(task: Task, index: int, *, agent_name: str, data_source: str) -> di
 
 
 def write_parquet(tasks: Iterable[Task], file: Path, *, agent_name: str, data_source: str) -> int:
-    """Needs pyarrow. The file is there once it is whole.
+    """Needs pyarrow. The file is there once it is whole; of a link, what it leads to is written.
 
-    Returns: rows. Raises: ConfigError: a task without a prompt; a file that can't be written.
+    Returns: rows. Raises: ConfigError: a task without a prompt; a file that can't be written; a folder, a device or a FIFO.
     """
     import pyarrow
     from pyarrow import parquet
 
     rows = [task_row(task, i, agent_name=agent_name, data_source=data_source) for i, task in enumerate(tasks)]
-    new = file.with_name(f".{file.name}.new")
     try:
-        parquet.write_table(pyarrow.Table.from_pylist(rows), new)
-        new.replace(file)
+        if file.exists() and not (file.is_file() or file.is_dir()):  # root could put the file in place of a device
+            raise ConfigError(f"output: got {file}, which is no file, must be a file or a new name", field="output")
+        to = Path(os.path.realpath(file))
+        new = to.with_name(f".{to.name}.new")
+        try:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), new)
+            new.replace(to)
+        finally:
+            new.unlink(missing_ok=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            new.unlink()
         why = os.strerror(error.errno) if error.errno else error
         raise ConfigError(f"output: {file}: {why}", field="output") from None
     return len(rows)
