@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steno.contracts.errors import ConfigError
+from steno.contracts.notes import short
 from steno.contracts.records import Session, readable
 from steno_cli.exports.export import ExportFormat, export_sessions, needs_token_ids
 from steno_cli.exports.rows import Records
@@ -193,7 +194,7 @@ def _event_line(event: dict[str, Any]) -> Text:
     line.append(f"{event.get('type', '?'):<10}", style="bold not dim")
     for name, value in event.items():
         if name not in ("at", "type") and value is not None and not isinstance(value, dict | list):
-            line.append(f" {name}=").append(str(value), style="not dim")
+            line.append(f" {name}=").append(short(str(value)), style="not dim")
     return line
 
 

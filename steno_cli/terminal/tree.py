@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from steno.contracts.notes import Note
+from steno.contracts.notes import Note, short
 from steno.contracts.records import Session, Turn, bytes_to_floats
 
 _PREVIEW_CHARS = 60
@@ -100,5 +100,5 @@ def _preview(turn: Turn) -> str:
         said = "".join(part.get("text", "") for part in said)
     words = " ".join(said.split())
     named = ", ".join(f"{call.get('name', '')}({call.get('arguments', '')})" for call in calls)
-    text = " ".join(part for part in (words, named) if part)
+    text = short(" ".join(part for part in (words, named) if part))  # nothing that a terminal obeys
     return text if len(text) <= _PREVIEW_CHARS else text[: _PREVIEW_CHARS - 1] + "…"

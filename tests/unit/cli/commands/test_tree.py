@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from steno.contracts.records import Counts, ForkReason, Session, Timings, Turn, floats_to_bytes, ids_to_bytes
+from steno_cli.commands import sessions
+from steno_cli.main import app
 from steno_cli.terminal.tree import conversation_tree, headline, turn_line
 
 SESSION = Session(trial_id="t", created_at=1.0, updated_at=1.0)
@@ -62,6 +68,37 @@ def test_a_turn_says_its_tokens_its_end_and_what_is_odd_about_it() -> None:
     for words in ("+3 → 2 tokens", "length", "mean logprob -0.750", "fork: diverged", "partial", "1 constrained"):
         assert words in line
     assert line.endswith("a b ls([bold]{})")  # markup in what a model said is text
+
+
+HOSTILE = "hi\x1b]52;c;cm0=\x07\x1b[2J\x9b31m\u202e\u2028\ud800\nbye"
+"""Writes the clipboard, clears the screen, colours and turns round what follows, and begins lines."""
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"content": HOSTILE},
+        {"content": [{"type": "text", "text": HOSTILE}]},
+        {"tool_calls": [{"function": {"name": HOSTILE, "arguments": "{}"}}]},
+        {"tool_calls": [{"function": {"name": "ls", "arguments": HOSTILE}}]},
+    ],
+)
+def test_what_a_model_said_is_characters_and_nothing_that_a_terminal_obeys(reply: dict[str, Any]) -> None:
+    line = turn_line(turn(0, reply=reply)).plain
+    assert line.isprintable()
+    assert "hi ]52;c;cm0= [2J 31m bye" in line
+
+
+def test_what_an_event_says_is_characters_and_nothing_that_a_terminal_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Proxy:
+        def events(self, trial_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
+            yield "1", {"type": "aborted", "at": 1.0, "end_reason": HOSTILE}
+
+    monkeypatch.setattr(sessions, "connect", lambda *_, **__: nullcontext(Proxy()))
+    done = CliRunner().invoke(app, ["sessions", "tail", "t"])
+    assert done.exit_code == 0, done.exception
+    (line,) = done.stdout.splitlines()
+    assert line.isprintable() and line.endswith("end_reason=hi ]52;c;cm0= [2J 31m bye")
 
 
 def test_the_headline_tells_no_reward_from_a_reward_of_zero() -> None:
