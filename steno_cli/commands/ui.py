@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -29,24 +30,23 @@ def ui(
     """
     if file is None:
         settings = ClientSettings.load({"proxy": url}, None)
-        _show(f"{settings.proxy.rstrip('/')}/ui/", browser)
+        address = f"{settings.proxy.rstrip('/')}/ui/"
+        typer.echo(address)
+        if browser:
+            webbrowser.open(address)
         return
     from steno_cli.recorded.server import RecordedServer
     from steno_cli.recorded.texts_file import TextsFile
     from steno_cli.recorded.turn_file import TurnFile
 
     server = RecordedServer(TurnFile(file), TextsFile(file), file.name, port)
-    _show(server.url, browser)
+    typer.echo(server.url)
     console(stderr=True).print("Serving until Ctrl-C.", style="dim")
+    if browser:  # one of the terminal's waits for the page, and `open` waits until that browser has ended
+        threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
     try:
         server.serve_forever()
     except KeyboardInterrupt:
         pass
     finally:
         server.server_close()
-
-
-def _show(address: str, browser: bool) -> None:
-    typer.echo(address)
-    if browser:
-        webbrowser.open(address)
