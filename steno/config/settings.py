@@ -51,7 +51,9 @@ PREFIXES = {
 }
 """Who reads which environment variables. A program refuses unknown names under its own prefix only."""
 
-_PASSWORD_IN_URL = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
+_PASSWORD_OF_QUERY = re.compile(r"([?&]\w*password=)[^&\s]*")
+_PASSWORD_OF_USER = re.compile(r"(?<=://)\S*:\S*(?=@)")
+"""In a URL, up to the last @: an @, or what should have been escaped, may be in the password."""
 _DEFAULT = "default"
 
 
@@ -376,7 +378,9 @@ def _mask(value: Any) -> Any:
         return {key: _mask(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_mask(inner) for inner in value]
-    return _PASSWORD_IN_URL.sub("***", value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return _PASSWORD_OF_USER.sub("***", _PASSWORD_OF_QUERY.sub(r"\1***", value))
 
 
 __all__ = ["PREFIXES", "Settings", "SettingsConfigDict"]

@@ -264,6 +264,27 @@ def test_every_setting_says_what_it_is_and_its_unit(program: type[Settings]) -> 
         if name.endswith("_s"):
             assert "second" in field.description, f"{program.__name__}.{name} does not name its unit"
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:geheim@2024@h:6379/0", "redis://***@h:6379/0"),  # redis-py takes the last @
+        ("redis://:gehe/im?#@h:6379/0", "redis://***@h:6379/0"),  # refused later, by the store
+        ("redis://h/0?db=1&password=geheim", "redis://h/0?db=1&password=***"),
+        ("redis://h:1/0?password=geh@im&db=1", "redis://h:1/0?password=***&db=1"),
+        ("redis://h/0?password=geheim&db=1", "redis://h/0?password=***&db=1"),
+        (
+            "redis+sentinel://:geheim@a,b/main?sentinel_password=geheim",
+            "redis+sentinel://***@a,b/main?sentinel_password=***",
+        ),
+        ("redis://h:6379/0?db=1", "redis://h:6379/0?db=1"),
+    ],
+)
+def test_no_password_of_a_url_is_shown(url: str, shown: str) -> None:
+    settings = Example(redis_url=url, free={"a": [url]})
+    assert (settings.resolved()["redis_url"], settings.resolved()["free"]) == (shown, {"a": [shown]})
+    assert url == shown or url not in repr(settings)
+
+
 
 @pytest.mark.parametrize("program", [ProxySettings, WorkerSettings])
 def test_what_print_config_shows_is_a_config_file(program: type[Settings], tmp_path: Path) -> None:
