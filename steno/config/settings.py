@@ -21,19 +21,18 @@ import ipaddress
 import json
 import os
 import re
-import tomllib
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
 
-import yaml
 from pydantic import AfterValidator, BaseModel, PrivateAttr, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from steno.config.config_file import read_config_file
 from steno.config.keys import first_key
+from steno.config.proxy_url import proxy_url
 from steno.contracts.errors import ConfigError
 
 PREFIXES = {
@@ -62,19 +61,6 @@ PROXY = "STENO_PROXY"
 ADMIN_KEY = "STENO_ADMIN_KEY"
 PROXY_URL = "http://127.0.0.1:8000"
 PROXY_HELP = f"http(s) URL of the proxy, path prefix included; unset: {PROXY}, else {PROXY_URL}"
-
-
-def proxy_url(url: str, schemes: Collection[str] = ("http", "https")) -> str:
-    """The URL itself. Raises: ValueError: it is no proxy's."""
-    wanted = "must be http(s)://HOST[:PORT][/PREFIX]"
-    try:
-        parts = urlsplit(url)
-        scheme, host, _port = parts.scheme, parts.hostname, parts.port  # a port that is none shows when it is read
-    except ValueError as error:
-        raise ValueError(f"got {url!r}, {wanted}: {error}") from None
-    if scheme not in schemes or not host or parts.query or parts.fragment:
-        raise ValueError(f"got {url!r}, {wanted}")
-    return url
 
 
 ProxyUrl = Annotated[str, AfterValidator(proxy_url)]
@@ -112,7 +98,7 @@ class _Environment(EnvSettingsSource):
     _free = False
 
     def explode_env_vars(self, field_name: str, field: FieldInfo, env_vars: Mapping[str, str | None]) -> dict[str, Any]:
-        self._free = any(typing.get_args(kind)[1:] == (Any,) for kind in _types(field.annotation))
+        self._free = _is_free(field)
         found = super().explode_env_vars(field_name, field, env_vars)
         return _json_or_text(found) if self._free else found
 
@@ -175,7 +161,7 @@ class Settings(BaseSettings):
         """
         given = {key: value for key, value in cli.items() if value is not None and value != []}
         layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
-            (_read_file(file) if file is not None else {}, lambda key: f"{key} in {file}"),
+            (read_config_file(file, cls._free()) if file is not None else {}, lambda key: f"{key} in {file}"),
             (cls._read_environment(), cls.variable),
             (given, cls.flag),
         ]
@@ -254,6 +240,10 @@ class Settings(BaseSettings):
         return [name for name, field in cls.model_fields.items() if SecretStr in _types(field.annotation)]
 
     @classmethod
+    def _free(cls) -> list[str]:
+        return [name for name, field in cls.model_fields.items() if _is_free(field)]
+
+    @classmethod
     def _defaults_here(cls) -> dict[str, str]:
         """Fields whose default is that of a variable which is set."""
         found = {name: _DEFAULTS_HERE.get(field.default_factory) for name, field in cls.model_fields.items()}
@@ -301,22 +291,6 @@ class Settings(BaseSettings):
                 raise ConfigError(f"{name_of(key)}: no such setting{_suggest(key, known)}", field=key)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text()
-        values = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not valid {'TOML' if path.suffix == '.toml' else 'YAML'}: {error}") from None
-    if not isinstance(values, dict | None):
-        raise ConfigError(f"{path}: got a {type(values).__name__}, must be a mapping of settings by name")
-    for key in values or ():
-        if not isinstance(key, str):  # YAML's `on`, `1` or `null`
-            raise ConfigError(f"{path}: got the key {key!r} ({type(key).__name__}), must be the name of a setting")
-    return values or {}
-
-
 def _read_secrets(values: dict[str, Any], secrets: Iterable[str], name_of: Callable[[str], str]) -> dict[str, Any]:
     for name in secrets:
         path = values.pop(f"{name}_file", None)
@@ -356,7 +330,10 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
         nearest = next((p for n in range(len(words), 0, -1) if (p := ".".join(words[:n])) in origins), None)
         where = origins[nearest] if nearest else _dotted(problem["loc"]) or "settings"
         inner = "" if nearest is None or nearest == ".".join(words) else f" at {'.'.join(words)}"
-        lines.append(f"{where}{inner}: {problem['msg'].removeprefix('Value error, ')}")
+        said, value = problem["msg"].removeprefix("Value error, "), problem["input"]
+        if problem["type"] in ("string_type", "path_type") and not isinstance(value, str | list | dict | None):
+            said = f"got a value of type {type(value).__name__}, must be text: put it in quotes"  # `42`, which may be a secret
+        lines.append(f"{where}{inner}: {said}")
     return "; ".join(lines)
 
 
@@ -367,6 +344,11 @@ def _suggest(key: str, known: Iterable[str]) -> str:
 
 def _dotted(location: Iterable[int | str]) -> str:
     return ".".join(str(word) for word in location)
+
+
+def _is_free(field: FieldInfo) -> bool:
+    """Whether it is a dictionary of anything."""
+    return any(typing.get_args(kind)[1:] == (Any,) for kind in _types(field.annotation))
 
 
 def _types(annotation: Any) -> set[Any]:
@@ -383,7 +365,7 @@ def _mask(value: Any) -> Any:
     return _PASSWORD_OF_USER.sub("***", _PASSWORD_OF_QUERY.sub(r"\1***", value))
 
 
-__all__ = ["PREFIXES", "Settings", "SettingsConfigDict"]
+__all__ = ["PREFIXES", "Settings", "SettingsConfigDict", "proxy_url"]
 
 
 def is_loopback(host: str) -> bool:

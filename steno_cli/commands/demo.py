@@ -67,23 +67,18 @@ def demo(
 
 
 def _settings(given: list[str]) -> dict[str, Any]:
-    """Values as a config file has them, but for dates, which no setting takes: they stay as written."""
+    """Values as a config file has them."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        pass
+    from steno.config.config_file import SettingsLoader
 
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
     found = {}
     for word in given:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f"got {word!r}, must be NAME=VALUE", param_hint="--set")
         try:
-            found[name] = yaml.load(value, Loader)
+            found[name] = yaml.load(value, SettingsLoader)
         except (yaml.YAMLError, ValueError) as error:
             why = getattr(error, "problem", None) or str(error)
             raise ConfigError(f"--set {name}: got {value!r}, which is not valid YAML: {why}", field=name) from None

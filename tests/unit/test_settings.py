@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from steno.config.settings import PREFIXES, ProxyUrl, Settings, SettingsConfigDict, admin_key_here
 from steno.contracts.errors import ConfigError
+from steno_cli.terminal.connection import ClientSettings
 from steno_proxy.config.settings import ProxySettings
 from steno_worker.config import WorkerSettings
 
@@ -19,6 +20,7 @@ from steno_worker.config import WorkerSettings
 class Nested(BaseModel):
     depth: int = 1
     width: int = 1
+    flat: bool = False
 
 
 class Example(Settings):
@@ -89,7 +91,20 @@ def test_a_bad_variable_is_refused_by_name(
         ("c.toml", "port = ", "{file}: not valid TOML"),
         ("c.yaml", "a: [", "{file}: not valid YAML"),
         ("c.yaml", "- port", "{file}: got a list, must be a mapping of settings by name"),
-        ("c.yaml", "on: 1", "{file}: got the key True (bool), must be the name of a setting"),
+        ("c.yaml", "true: 1", "{file}: got the key True (bool), must be the name of a setting"),
+        ("c.yaml", "redis_url: 42", "redis_url in {file}: got a value of type int, must be text: put it in quotes"),
+        ("c.yaml", "redis_url: true", "redis_url in {file}: got a value of type bool, must be text: put it in quotes"),
+        (
+            "c.yaml",
+            "words: [a, 1.5]",
+            "words in {file} at words.1: got a value of type float, must be text: put it in quotes",
+        ),
+        (
+            "c.toml",
+            "redis_url = 2026-11-30",
+            "redis_url in {file}: got a value of type date, must be text: put it in quotes",
+        ),
+        ("c.yaml", "admin_key: 42", "admin_key in {file}: got a value of type int, must be text: put it in quotes"),
         ("c.yaml", "port: 1\n1: x", "{file}: got the key 1 (int), must be the name of a setting"),
         ("c.yaml", "null: x", "{file}: got the key None (NoneType), must be the name of a setting"),
     ],
@@ -99,6 +114,31 @@ def test_a_bad_file_is_refused_by_key(tmp_path: Path, name: str, text: str, mess
     with pytest.raises(ConfigError) as caught:
         Example.load({}, file)
     assert caught.value.message.startswith(message.format(file=file))
+
+
+def test_a_word_of_a_yaml_file_that_yaml_takes_for_a_bool_or_a_date_is_the_word(tmp_path: Path) -> None:
+    """`archive: off`, as the documentation has it, was refused."""
+    for word in ("off", "on", "yes", "No", "2026-11-30"):
+        file = written(tmp_path / "c.yaml", f"redis_url: {word}\nwords: [{word}]\n")
+        settings = Example.load({}, file)
+        assert (settings.redis_url, settings.words) == (word, [word])
+    file = written(tmp_path / "c.yaml", "archive: off\nupstream_images: on\nupstream_tokens: off\n")
+    settings = ProxySettings.load({}, file)
+    assert (settings.archive, settings.upstream_images, settings.upstream_tokens) == ("off", "on", "off")
+
+
+@pytest.mark.parametrize(
+    ("word", "means"), [("on", True), ("off", False), ("Yes", True), ("no", False), ("true", True)]
+)
+def test_such_a_word_is_a_bool_where_a_bool_is_wanted_and_in_free_dictionaries(
+    word: str, means: bool, tmp_path: Path
+) -> None:
+    file = written(
+        tmp_path / "c.yaml", f"nested: {{flat: {word}}}\nfree: {{a: {word}, more: [{word}], at: 2026-11-30}}"
+    )
+    settings = Example.load({}, file)
+    assert settings.nested.flat is means
+    assert settings.free == {"a": means, "more": [means], "at": "2026-11-30"}
 
 
 @pytest.mark.parametrize("url", ["http://host:80x0", "http://host:65536", "http://[::1", "ftp://host", "http://:80"])
@@ -224,6 +264,27 @@ def test_secrets_come_from_files_and_are_never_shown(tmp_path: Path, monkeypatch
     assert settings.resolved()["redis_url"] == "redis://***@host/0"
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:geheim@2024@h:6379/0", "redis://***@h:6379/0"),  # redis-py takes the last @
+        ("redis://:gehe/im?#@h:6379/0", "redis://***@h:6379/0"),  # refused later, by the store
+        ("redis://h/0?db=1&password=geheim", "redis://h/0?db=1&password=***"),
+        ("redis://h:1/0?password=geh@im&db=1", "redis://h:1/0?password=***&db=1"),
+        ("redis://h/0?password=geheim&db=1", "redis://h/0?password=***&db=1"),
+        (
+            "redis+sentinel://:geheim@a,b/main?sentinel_password=geheim",
+            "redis+sentinel://***@a,b/main?sentinel_password=***",
+        ),
+        ("redis://h:6379/0?db=1", "redis://h:6379/0?db=1"),
+    ],
+)
+def test_no_password_of_a_url_is_shown(url: str, shown: str) -> None:
+    settings = Example(redis_url=url, free={"a": [url]})
+    assert (settings.resolved()["redis_url"], settings.resolved()["free"]) == (shown, {"a": [shown]})
+    assert url == shown or url not in repr(settings)
+
+
 def test_a_bad_secret_file_is_refused_without_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binary = tmp_path / "binary"  # what `openssl rand 32` writes
     binary.write_bytes(b"\xff\xfe")
@@ -263,27 +324,6 @@ def test_every_setting_says_what_it_is_and_its_unit(program: type[Settings]) -> 
         assert field.description, f"{program.__name__}.{name} has no description"
         if name.endswith("_s"):
             assert "second" in field.description, f"{program.__name__}.{name} does not name its unit"
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://:geheim@2024@h:6379/0", "redis://***@h:6379/0"),  # redis-py takes the last @
-        ("redis://:gehe/im?#@h:6379/0", "redis://***@h:6379/0"),  # refused later, by the store
-        ("redis://h/0?db=1&password=geheim", "redis://h/0?db=1&password=***"),
-        ("redis://h:1/0?password=geh@im&db=1", "redis://h:1/0?password=***&db=1"),
-        ("redis://h/0?password=geheim&db=1", "redis://h/0?password=***&db=1"),
-        (
-            "redis+sentinel://:geheim@a,b/main?sentinel_password=geheim",
-            "redis+sentinel://***@a,b/main?sentinel_password=***",
-        ),
-        ("redis://h:6379/0?db=1", "redis://h:6379/0?db=1"),
-    ],
-)
-def test_no_password_of_a_url_is_shown(url: str, shown: str) -> None:
-    settings = Example(redis_url=url, free={"a": [url]})
-    assert (settings.resolved()["redis_url"], settings.resolved()["free"]) == (shown, {"a": [shown]})
-    assert url == shown or url not in repr(settings)
-
 
 
 @pytest.mark.parametrize("program", [ProxySettings, WorkerSettings])

@@ -78,9 +78,13 @@ def test_settings_of_the_trainer_are_its_own_and_lie_over_the_demos(
         "push_full_every=4",
         "--set",
         "wandb_project=2026-11-23",
+        "--set",
+        "mismatch=off",
     ]
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert asked["more"] == {"push": "delta", "push_full_every": 4, "wandb_project": "2026-11-23"}
+    more = {"push": "delta", "push_full_every": 4, "wandb_project": "2026-11-23", "mismatch": "off"}
+    assert asked["more"] == more
+    train.check_settings(more)
 
 
 @pytest.mark.parametrize(
