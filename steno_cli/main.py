@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from steno.contracts.errors import ConfigError
-from steno_cli.terminal.http_proxies import leave_out_socks, reach_loopback_directly
+from steno_cli.terminal.http_proxies import leave_out_socks, mend_no_proxy, reach_loopback_directly
 from steno_cli.terminal.late import LateCommand, group_of
 from steno_cli.terminal.output import console, one_line_errors
 
@@ -242,7 +242,7 @@ def main() -> None:
         words = sys.argv[1:]
         if any(word.partition("=")[0] == "--url" for word in words[: words.index("--") if "--" in words else None]):
             raise ConfigError("--url was renamed to --proxy (or STENO_PROXY)")
-        for line in leave_out_socks(os.environ):
+        for line in (*leave_out_socks(os.environ), *mend_no_proxy(os.environ)):
             console(stderr=True).print(line, style="dim", markup=False, soft_wrap=True)
         reach_loopback_directly(os.environ)
         app()

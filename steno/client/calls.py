@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import SecretStr
 
-from steno.client.transport import MSGPACK, Body, ClientRequest, call
+from steno.client.transport import MSGPACK, Body, ClientRequest, call, usable_timeout, usable_url
 from steno.config.keys import first_key
 from steno.contracts.errors import ConfigError
 from steno.contracts.lenient import read, read_struct
@@ -84,7 +84,8 @@ class RestCalls:
             transport: an httpx transport instead of sockets (a Unix socket, a test's fake).
             epoch: of a trainer that registered (`take_over`): once another one has the run, leases and updates are refused.
         Raises:
-            ConfigError: `key` is not printable ASCII.
+            ConfigError: names what can't be used: `base_url`, `timeout_s`, a `key` that is not printable ASCII, or a variable
+                that httpx reads (SSL_CERT_FILE, HTTPS_PROXY, …).
         """
         try:
             secret = first_key((key.get_secret_value() if isinstance(key, SecretStr) else key) or "")
@@ -93,7 +94,8 @@ class RestCalls:
         headers = {"accept": MSGPACK} | ({"authorization": f"Bearer {secret}"} if secret else {})
         headers |= {EPOCH_HEADER: str(epoch)} if epoch is not None else {}
         self._retries = retries
-        self._open(base_url=base_url.rstrip("/"), headers=headers, timeout=timeout_s, transport=transport)
+        timeout = usable_timeout(timeout_s)
+        self._open(base_url=usable_url(base_url), headers=headers, timeout=timeout, transport=transport)
 
     def _open(self, **options: Any) -> None:
         raise NotImplementedError

@@ -43,7 +43,7 @@ from steno.client.transport import (
     show,
     was_removed,
 )
-from steno.contracts.errors import StenoError
+from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import Session, Turn
 from steno.contracts.rest import SessionPage, not_given
 
@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     import ssl
 
 T = TypeVar("T")
+H = TypeVar("H", httpx.Client, httpx.AsyncClient)
+
+HTTP_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+"""Variables that httpx reads, in small or capital letters."""
 
 AT_ONCE = 32
 """Short calls of one `AsyncClient` that are out at a time; further ones wait here in their order. In httpx's pool each that waits
@@ -76,7 +80,7 @@ class Client(RestCalls, Blocking):
         self._opened, self._process = self._new(), os.getpid()
 
     def _new(self) -> httpx.Client:
-        return httpx.Client(verify=_verified(self._options), limits=NO_BOUND, **self._options)
+        return _made(httpx.Client, self._options)
 
     @property
     def _http(self) -> httpx.Client:
@@ -183,8 +187,7 @@ class AsyncClient(RestCalls, Asynchronous):
     def _new(self) -> _LoopPool:
         import asyncio  # as in `_sleep`
 
-        http = httpx.AsyncClient(verify=_verified(self._options), limits=NO_BOUND, **self._options)
-        return _LoopPool(http, asyncio.Semaphore(AT_ONCE))
+        return _LoopPool(_made(httpx.AsyncClient, self._options), asyncio.Semaphore(AT_ONCE))
 
     def _pool(self) -> _LoopPool:
         import asyncio
@@ -275,12 +278,34 @@ class AsyncClient(RestCalls, Asynchronous):
         raise AssertionError("pause raises after the last attempt")
 
 
+def _made(kind: type[H], options: Mapping[str, Any]) -> H:
+    """Raises: ConfigError: names the variables that httpx reads in the environment and can't use."""
+    verify = _verified(options)
+    try:
+        return kind(verify=verify, limits=NO_BOUND, **options)
+    except httpx.InvalidURL:  # its text may quote a password
+        names = [name for name, value in os.environ.items() if value and name.lower() in HTTP_PROXIES]
+        raise ConfigError(
+            f"{' or '.join(names) or 'the HTTP proxy of this system'}: httpx can't read it: must be http(s)://HOST:PORT; of "
+            "NO_PROXY: names, addresses, HOST:PORT and ranges of IPv4, between commas",
+            field=names[0] if names else None,
+        ) from None
+
+
 def _verified(options: Mapping[str, Any]) -> ssl.SSLContext | bool:
-    """What `https` is checked against. With a transport of the caller's own httpx checks nothing, and reads nothing for it."""
+    """What `https` is checked against. With a transport of the caller's own httpx checks nothing, and reads nothing for it.
+
+    Raises: ConfigError."""
     if options["transport"] is not None:
         return True
     places = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-    return _trusted(*places, *map(_changed_at, places))
+    try:
+        return _trusted(*places, *map(_changed_at, places))
+    except OSError as error:
+        if not places[0]:
+            raise
+        wanted = f"got {places[0]!r}, must be a file of certificates (PEM): {error.strerror or error}"
+        raise ConfigError(f"SSL_CERT_FILE: {wanted}", field="SSL_CERT_FILE") from None
 
 
 @lru_cache(maxsize=4)

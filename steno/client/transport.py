@@ -17,7 +17,8 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from steno.contracts.errors import BY_CODE, NotFound, ProtocolError, StenoError, Unreachable
+from steno.config.proxy_url import PROXY_URL_FORM, proxy_url
+from steno.contracts.errors import BY_CODE, ConfigError, NotFound, ProtocolError, StenoError, Unreachable
 from steno.contracts.rest import END
 
 P = ParamSpec("P")
@@ -25,6 +26,8 @@ T = TypeVar("T")
 Body = bytes | Iterable[bytes] | AsyncIterable[bytes]
 """A raw body; asynchronous pieces for `AsyncClient` only."""
 
+LONGEST_S = 1e9
+"""Sockets take no timeout of ten times as many seconds, nor `inf`."""
 MSGPACK = "application/msgpack"
 _BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
 _BETWEEN = frozenset({408, 502, 503, 504, *range(520, 525)})
@@ -132,6 +135,25 @@ def show(method: Callable[..., Any], parameters: list[Parameter], returned: Any)
     shown.__signature__ = Signature(parameters, return_annotation=returned)
     shown.__annotations__ = {p.name: p.annotation for p in parameters if p.annotation is not Parameter.empty}
     shown.__annotations__["return"] = returned
+
+
+def usable_url(url: str) -> str:
+    """A proxy's URL as paths are put after it. Raises: ConfigError."""
+    url = url.strip()
+    try:
+        httpx.URL(proxy_url(url))
+    except ValueError as error:
+        raise ConfigError(f"base_url: {error}", field="base_url") from None
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"base_url: got {url!r}, must be {PROXY_URL_FORM}: {error}", field="base_url") from None
+    return url.rstrip("/")
+
+
+def usable_timeout(seconds: float) -> float:
+    """Raises: ConfigError."""
+    if not 0 < seconds < LONGEST_S:
+        raise ConfigError(f"timeout_s: got {seconds}, must be above 0 and below {LONGEST_S:.0f}", field="timeout_s")
+    return seconds
 
 
 def build(http: httpx.Client | httpx.AsyncClient, request: ClientRequest[Any]) -> httpx.Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from steno.client.client import Steno
+from steno.client.transport import LONGEST_S
 from steno.config.keys import ShownKey
 from steno.config.settings import PROXY_HELP, ProxyUrl, Settings, SettingsConfigDict, admin_key_here, proxy_here
 
@@ -19,7 +20,9 @@ class ClientSettings(Settings):
         default_factory=admin_key_here,
         description="admin key, a run's key or a group's harness key; unset: STENO_ADMIN_KEY",
     )
-    timeout_s: float = Field(30.0, gt=0, description="seconds to connect, and to wait for the next bytes of an answer")
+    timeout_s: float = Field(
+        30.0, gt=0, lt=LONGEST_S, description="seconds to connect, and to wait for the next bytes of an answer"
+    )
 
 
 def client_settings(proxy: str | None, key: str | None, key_file: str | None) -> ClientSettings:

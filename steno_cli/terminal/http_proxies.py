@@ -1,5 +1,5 @@
-"""Keeps requests to this machine away from the HTTP proxy of a company's network, by `no_proxy`, and leaves out SOCKS proxies
-that httpx can't use."""
+"""Keeps requests to this machine away from the HTTP proxy of a company's network, by `no_proxy`, and leaves out what
+httpx can't use."""
 
 from __future__ import annotations
 
@@ -51,6 +51,36 @@ def leave_out_socks(environment: MutableMapping[str, str]) -> Iterator[str]:
             del environment[name]
             why = "needs: pip install socksio" if known else "must be http, https, socks5 or socks5h"
             yield f"{name} is left out: got {kind}://…, {why}"
+
+
+def mend_no_proxy(environment: MutableMapping[str, str]) -> Iterator[str]:
+    """Write what `no_proxy` names as httpx reads it, and take out what it refuses, also where no HTTP proxy is set: no command
+    would work.
+
+    Returns: lines for the user, one for each that is left out, where an HTTP proxy is set.
+    """
+    left_out: dict[str, str] = {}
+    for name in _spellings("no_proxy"):
+        hosts = [host.strip() for host in environment.get(name, "").split(",")]
+        readable = {host: _as_httpx_reads(host) for host in hosts}
+        if any(host != read for host, read in readable.items()):
+            left_out |= {host: name for host, read in readable.items() if read is None and host not in left_out}
+            environment[name] = ",".join(read for host in hosts if (read := readable[host]) is not None)
+    for host, name in left_out.items() if _has_proxy(environment) else ():
+        yield f"{name}: {host} is left out: must be a name, an address, HOST:PORT or a range of IPv4"
+
+
+def _as_httpx_reads(host: str) -> str | None:
+    """None: it can't."""
+    if host.count(":") > 1 and "://" not in host:  # IPv6
+        address, _, bits = host.partition("/")
+        address = address.removeprefix("[").removesuffix("]")
+        return address if bits in ("", "128") and "]" not in address else None
+    try:
+        _port = urlsplit(host if "://" in host else f"//{host}").port
+    except ValueError:
+        return None
+    return host
 
 
 def _has_proxy(environment: Mapping[str, str]) -> bool:

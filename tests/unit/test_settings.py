@@ -351,6 +351,13 @@ def test_times_of_the_proxy_are_finite(name: str, value: str) -> None:
         ProxySettings.load({name: value}, None)
 
 
+@pytest.mark.parametrize("value", ["inf", "1e10"])
+def test_the_command_lines_timeout_is_one_that_sockets_take(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STENO_CLIENT_TIMEOUT_S", value)
+    with pytest.raises(ConfigError, match=r"^STENO_CLIENT_TIMEOUT_S: .*less than 1000000000$"):
+        ClientSettings.load({}, None)
+
+
 def test_a_tombstone_is_no_longer_than_redis_takes() -> None:
     with pytest.raises(ConfigError, match=r"--tombstone-s: .*3200000000"):
         ProxySettings.load({"tombstone_s": "1e17"}, None)

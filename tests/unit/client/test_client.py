@@ -29,6 +29,7 @@ from steno.contracts.errors import (
     BadRequest,
     BodyTimeout,
     BudgetSpent,
+    ConfigError,
     Gone,
     NotFound,
     NoWorker,
@@ -199,8 +200,73 @@ def test_a_client_with_a_transport_of_its_own_reads_no_certificates(monkeypatch:
     module._trusted.cache_clear()
     for kind in (Steno, AsyncSteno):
         assert kind("http://proxy", transport=httpx.MockTransport(lambda _: httpx.Response(200)))
-        with pytest.raises(OSError, match="No such file"):
+        with pytest.raises(ConfigError):
             kind("http://proxy")
+
+
+@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+def test_certificates_that_can_not_be_read_are_refused_by_the_variable_that_names_them(
+    kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_pem = tmp_path / "no.pem"
+    no_pem.write_text("x")
+    for file, why in ((no_pem, ".*certificate"), (tmp_path / "none", "No such file or directory")):
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        wanted = f"^SSL_CERT_FILE: got '{file}', must be a file of certificates .PEM.: {why}"
+        with pytest.raises(ConfigError, match=wanted) as caught:
+            kind("http://proxy")
+        assert caught.value.field == "SSL_CERT_FILE"
+
+
+@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"NO_PROXY": "a,fd00::/8"}, "NO_PROXY: httpx can't read it: must be"),
+        ({"HTTPS_PROXY": "http://u:geheim@proxy:port"}, "HTTPS_PROXY: httpx can't read it: must be"),
+        (
+            {"http_proxy": "http://u:geh/eim@proxy", "no_proxy": "a"},
+            "http_proxy or no_proxy: httpx can't read it: must be",
+        ),
+    ],
+)
+def test_an_http_proxy_that_httpx_can_not_read_is_refused_by_its_variable_and_not_quoted(
+    kind: type, variables: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as caught:
+        kind("http://proxy")
+    assert caught.value.message.startswith(says) and "geh" not in caught.value.message
+
+
+@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "", "proxy", "http://h:port", "http://1.2.3.400", "http://[::1", "ws://h"]
+)
+def test_a_url_that_is_no_proxys_is_refused_when_the_client_is_made(kind: type, url: str) -> None:
+    """Some were `Unreachable` after all attempts, which patient callers repeat for hours, others an error of httpx."""
+    with pytest.raises(ConfigError, match=f"^base_url: got {re.escape(repr(url))}, must be http") as caught:
+        kind(url)
+    assert caught.value.field == "base_url"
+
+
+def test_a_url_with_spaces_around_it_is_the_url() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert str(request.url) == "http://proxy/steno/sessions/a"
+        return httpx.Response(204)
+
+    Steno(" http://proxy/steno/\n", transport=httpx.MockTransport(answer)).delete("a")
+
+
+@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e10])
+def test_a_timeout_that_sockets_do_not_take_is_refused_when_the_client_is_made(kind: type, seconds: float) -> None:
+    with pytest.raises(ConfigError, match=f"^timeout_s: got {re.escape(str(seconds))}, must be above 0") as caught:
+        kind("http://proxy", timeout_s=seconds)
+    assert caught.value.field == "timeout_s"
 
 
 def test_new_clients_have_the_certificates_that_are_named_or_were_rotated_meanwhile(

@@ -9,7 +9,7 @@ import pytest
 from websockets.proxy import get_proxy
 from websockets.uri import parse_uri
 
-from steno_cli.terminal.http_proxies import leave_out_socks, reach_loopback_directly
+from steno_cli.terminal.http_proxies import leave_out_socks, mend_no_proxy, reach_loopback_directly
 
 THERE = "http://proxy.example:3128"
 
@@ -75,3 +75,41 @@ def test_proxies_that_httpx_can_use_stay(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("steno_cli.terminal.http_proxies.find_spec", lambda name: name)  # it is installed
     environment["all_proxy"] = "socks5://127.0.0.1:7890"
     assert not list(leave_out_socks(environment)) and environment["all_proxy"] == "socks5://127.0.0.1:7890"
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("a, [::1],.svc", "a,::1,.svc"),
+        ("::1/128,10.0.0.0/8", "::1,10.0.0.0/8"),
+        ("fd00::/8,fe80::1", "fe80::1"),
+        ("[fd00::]/8,[::1", "::1"),
+        ("[::1]:80,host:port,http://h:port,http://[::1]:80", "http://[::1]:80"),
+        ("fd00::/8", ""),
+    ],
+)
+def test_what_httpx_refuses_in_no_proxy_is_written_as_it_reads_it_or_left_out(
+    name: str, given: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dual-stack clusters set ranges of IPv6: each command ended in `Invalid port: ':1'`, also where no HTTP proxy is set."""
+    for other in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(other)
+    monkeypatch.setenv(name, given)
+    with pytest.raises(httpx.InvalidURL):
+        httpx.Client()
+    assert list(mend_no_proxy(os.environ)) == [] and os.environ[name] == kept
+    httpx.Client().close()
+
+
+def test_what_is_left_out_of_no_proxy_is_said_once_where_an_http_proxy_is_set() -> None:
+    why = "is left out: must be a name, an address, HOST:PORT or a range of IPv4"
+    environment = {"https_proxy": THERE, "no_proxy": "a,fd00::/8", "NO_PROXY": "fd00::/8,host:port"}
+    assert list(mend_no_proxy(environment)) == [f"no_proxy: fd00::/8 {why}", f"NO_PROXY: host:port {why}"]
+    assert environment == {"https_proxy": THERE, "no_proxy": "a", "NO_PROXY": ""}
+
+
+def test_what_httpx_reads_in_no_proxy_stays() -> None:
+    given = {"https_proxy": THERE, "no_proxy": "a, .b.c:443,1.2.3.4:80 ,::1,*,10.0.0.0/8,http://[::1]", "NO_PROXY": ""}
+    environment = dict(given)
+    assert not list(mend_no_proxy(environment)) and environment == given
