@@ -14,7 +14,7 @@ import typer
 from steno.contracts.errors import ConfigError
 from steno_cli.terminal.http_proxies import leave_out_socks, mend_no_proxy, reach_loopback_directly
 from steno_cli.terminal.late import LateCommand, group_of
-from steno_cli.terminal.output import console, one_line_errors
+from steno_cli.terminal.output import console, one_line_errors, write_utf8
 
 
 def _proxy() -> Any:
@@ -239,6 +239,7 @@ def whole_app() -> Any:
 def main() -> None:
     """Entry point of the console script. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration."""
     with one_line_errors():
+        write_utf8()
         words = sys.argv[1:]
         if any(word.partition("=")[0] == "--url" for word in words[: words.index("--") if "--" in words else None]):
             raise ConfigError("--url was renamed to --proxy (or STENO_PROXY)")

@@ -142,7 +142,7 @@ class StepNumbers:
         step = _step(checkpoint, values)
         if self._file is not None:
             try:
-                with self._file.open("a") as file:
+                with self._file.open("a", encoding="utf-8") as file:
                     file.write(step.model_dump_json(include={"step", "version", "at", "values"}) + "\n")
             except OSError as error:
                 self._say(f"warning: {self._file}: {error.strerror}: step {step.step} is not in it")
@@ -180,7 +180,7 @@ class StepNumbers:
     def _run(self) -> str:
         """Raises: ConfigError: no trainer has begun there."""
         try:
-            return str(json.loads((self._folder / "run.json").read_text())["run"])
+            return str(json.loads((self._folder / "run.json").read_text(encoding="utf-8"))["run"])
         except (OSError, ValueError, KeyError, TypeError):
             raise ConfigError(
                 f"follow: {self._folder / 'run.json'} does not name the run: no `steno train` has begun there",
@@ -195,7 +195,7 @@ def _step(checkpoint: Checkpoint, values: Mapping[str, float]) -> TrainingStep:
 def _kept(file: Path) -> list[TrainingStep]:
     try:
         trim(file)
-        return [TrainingStep(**json.loads(line)) for line in file.read_text().splitlines()]
+        return [TrainingStep(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError):

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from rich.console import Console
@@ -58,6 +59,17 @@ NO_CONTROL_PLANE = "; where a proxy has a --control-port, that one is meant"
 def console(*, stderr: bool = False) -> Console:
     """Made anew, since tests and pagers replace the streams."""
     return Console(stderr=stderr, highlight=False)
+
+
+def write_utf8() -> None:
+    """Standard output is UTF-8 in every locale, as who reads JSON wants it. A terminal has characters of its own: it is shown a ?
+    for others, where they would be an error."""
+    if not isinstance(sys.stdout, TextIOWrapper):  # closed, or a caller's own
+        return
+    if sys.stdout.isatty():
+        sys.stdout.reconfigure(errors="replace")
+    else:
+        sys.stdout.reconfigure(encoding="utf-8", errors=sys.stdout.errors)
 
 
 def require_modules(*modules: str) -> None:
