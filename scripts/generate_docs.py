@@ -51,7 +51,7 @@ Each program reads its settings from the command line, the environment and a fil
 value wins, a dictionary as a whole. A name that a program does not know is refused, with the name it is close to.
 `--print-config` prints what is in effect and where each value comes from.
 
-- **Command line**: `redis_url` is `--redis-url`. A list may be repeated.
+- **Command line**: `redis_url` is `--redis-url`. A list may be repeated; a pair has a comma (`--betas 0.9,0.95`).
 - **Environment**: `redis_url` is `STENO_REDIS_URL`; each program has its own prefix, below. Lists take words between commas,
   or JSON. Of a dictionary `STENO_ROLLOUT_SAMPLING__TEMPERATURE=0.9` sets one key: to a number as JSON writes it, to other JSON,
   or to the text itself (`1.10`; `"8"` in quotes).

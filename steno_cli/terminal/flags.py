@@ -1,8 +1,8 @@
 """Command-line flags made from a program's settings, so that the two can't drift apart.
 
 `settings_command` gives a function with one keyword parameter per field, for typer to read: `redis_url` is `--redis-url`, a list
-may be repeated, a bool is `--x/--no-x`, a secret has `--x-file` beside it. Values stay text: the settings check them, and name
-the flag they dislike.
+may be repeated, a tuple is words between commas, a bool is `--x/--no-x`, a secret has `--x-file` beside it. Values stay text: the
+settings check them, and name the flag they dislike.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def settings_command(
     def command(**given: Any) -> None:
         file, print_config = given.pop("config"), given.pop("print_config")
         for name, field in fields.items():
-            if given[name] is not None and _kind(field) is dict:
-                given[name] = _json(name, given[name])
+            if given[name] is not None and _kind(field) in (dict, tuple):
+                given[name] = _json(name, given[name]) if _kind(field) is dict else _parts(name, given[name])
         loaded = settings.load(given, file)
         if print_config:
             typer.echo(_listing(loaded), nl=False)
@@ -147,7 +147,7 @@ def default_text(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=is_list, validated_data={}) if is_list else field.get_default()
     if default is None or default == [] or default == {} or repr(default) == "PydanticUndefined":
         return ""
-    if isinstance(default, list):
+    if isinstance(default, list | tuple):
         return ", ".join(map(str, default))
     return str(default).lower() if isinstance(default, bool) else str(default)
 
@@ -190,6 +190,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
     kind = unwrap(field.annotation)
     if typing.get_origin(kind) is dict:
         return "JSON"
+    if typing.get_origin(kind) is tuple:
+        return ",".join(_metavar(name, FieldInfo(annotation=part)) for part in typing.get_args(kind))
     if typing.get_origin(kind) is list:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is Annotated:
@@ -202,6 +204,11 @@ def _json(name: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(f"--{name.replace('_', '-')}: not valid JSON: {error}", field=name) from None
+
+
+def _parts(name: str, text: str) -> Any:
+    """Of a tuple, as the environment has it: words between commas, or JSON."""
+    return _json(name, text) if text.lstrip().startswith("[") else [word.strip() for word in text.split(",")]
 
 
 def _listing(settings: Settings) -> str:

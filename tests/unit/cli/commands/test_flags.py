@@ -12,13 +12,15 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from steno.config.settings import Settings
 from steno.contracts.errors import ConfigError
 from steno_cli.commands.evaluate import EvaluateSettings
 from steno_cli.commands.tasks import CheckSettings
 from steno_cli.main import app
-from steno_cli.terminal.flags import settings_command
+from steno_cli.terminal.flags import default_text, settings_command
 from steno_proxy.config.settings import ProxySettings
 from steno_rollouts.config import RolloutSettings
+from steno_trainer.run_config import RunSettings
 from steno_worker.config import WorkerSettings
 
 runner = CliRunner()
@@ -52,6 +54,53 @@ def test_every_setting_has_its_flag_in_the_help(program: str, settings: type[Pro
 def test_a_list_of_bounded_numbers_is_shown_as_numbers() -> None:
     shown = runner.invoke(app, ["evaluate", "--help"]).stdout
     assert next(line for line in shown.splitlines() if "--pass-at" in line).split()[2] == "INTEGER"
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        (ProxySettings, {}),
+        (WorkerSettings, {}),
+        (RunSettings, {"model": "m"}),
+        (RolloutSettings, {"tasks": "t", "command": ["true"]}),
+        (EvaluateSettings, {"tasks": "t", "command": ["true"]}),
+    ],
+)
+def test_each_default_is_what_its_flag_takes_as_the_help_has_it(
+    settings: type[Settings], given: dict[str, Any]
+) -> None:
+    """`--betas` took nothing at all."""
+    ran: list[Settings] = []
+    program = typer.Typer()
+    program.command()(settings_command(settings, ran.append))
+    defaults = settings.load(given, None)
+    needed = [
+        f"{settings.flag(name)}={value[0] if isinstance(value, list) else value}" for name, value in given.items()
+    ]
+    for name, field in settings.model_fields.items():
+        value, shown = getattr(defaults, name), default_text(field)
+        if not shown or name in given or isinstance(value, bool):
+            continue
+        texts = shown.split(", ") if isinstance(value, list) else [shown]
+        done = runner.invoke(program, [*(f"{settings.flag(name)}={text}" for text in texts), *needed])
+        assert done.exit_code == 0, (name, done.exception, done.output)
+        assert getattr(ran[-1], name) == value
+
+
+@pytest.mark.parametrize("text", ["0.8,0.9", " 0.8, 0.9", "[0.8, 0.9]"])
+def test_the_numbers_of_a_tuple_stand_between_commas_or_in_json(text: str) -> None:
+    assert printed("train", "--model", "m", "--betas", text)["betas"] == [0.8, 0.9]
+    shown = runner.invoke(app, ["train", "--help"]).stdout
+    assert next(line for line in shown.splitlines() if "--betas" in line).split()[2] == "NUMBER,NUMBER"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("0.9", "Field required"), ("a,b", "valid number"), ("[0.9", "not valid JSON")]
+)
+def test_a_tuple_that_is_none_is_refused_by_its_flag(text: str, says: str) -> None:
+    refused = runner.invoke(app, ["train", "--model", "m", "--betas", text, "--print-config"])
+    assert isinstance(refused.exception, ConfigError)
+    assert refused.exception.message.startswith("--betas") and says in refused.exception.message
 
 
 def test_flags_become_settings_and_secrets_are_masked(tmp_path: Path) -> None:
