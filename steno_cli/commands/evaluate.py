@@ -87,7 +87,7 @@ class EvaluateSettings(RolloutSettings):
         return self
 
 
-HIDDEN = frozenset({"purpose", "groups_per_step", "max_staleness_steps"})
+HIDDEN = frozenset({"purpose", "groups_per_step", "max_staleness_steps", "spare_trials"})
 """Settings of rollouts that mean nothing here."""
 
 
