@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
@@ -174,11 +175,15 @@ class Forward:
         finally:
             back.close()
 
+    @functools.cached_property
+    def _trusted(self) -> ssl.SSLContext:
+        """Certificates. To read them takes 30 ms, in which the event loop stands still: not again for each request."""
+        return ssl.create_default_context()
+
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         route = self._route
         try:
-            tls = ssl.create_default_context() if route.tls else None
-            opening = asyncio.open_connection(route.host, route.port, ssl=tls)
+            opening = asyncio.open_connection(route.host, route.port, ssl=self._trusted if route.tls else None)
             return await asyncio.wait_for(opening, CONNECT_S)
         except OSError as error:  # TimeoutError among them
             why = error.strerror or str(error) or f"no answer in {CONNECT_S:g} s"

@@ -7,14 +7,9 @@ import ssl
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.harbor.driver import __file__ as driver
@@ -26,6 +21,7 @@ from steno_rollouts.trials.harbor.kubernetes.pods.heartbeats import RENEWED
 from tests.integration.harbor.conftest import PYTHON
 from tests.integration.harbor.kubernetes.answers import Fault
 from tests.integration.harbor.kubernetes.cluster import NAMESPACE, TOKEN, Cluster
+from tests.support.certificates import certificate
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.harbor
@@ -176,25 +172,6 @@ def test_in_a_pod_the_cluster_is_found_by_what_every_pod_is_given(cluster: Clust
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["inside", f"0 pods in {NAMESPACE}"]
-
-
-def certificate(path: Path, private: Path) -> None:
-    """Of an authority, which is the server as well."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
 
 
 @pytest.mark.parametrize("user", ["nobody", "65534"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from websockets.asyncio.client import unix_connect
 
 from steno.client.client import Steno
 from steno.contracts.rest import Trial
+from steno_rollouts.trials.containers import forward as forwards
 from steno_rollouts.trials.containers.forward import SOCKET, Forward, Route
+from tests.support.certificates import certificate
 
 OWNER = (os.geteuid(), os.getegid())
 
@@ -68,3 +71,32 @@ async def test_whoever_runs_the_forwarder_may_enter_its_folder_whatever_the_umas
             assert given == dict.fromkeys((tmp_path / "socket", tmp_path / "socket" / SOCKET), (1000, 1000))
     finally:
         os.umask(before)
+
+
+async def test_trusted_certificates_are_read_once_for_all_requests_of_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """28 ms of the launcher's event loop for each request, else."""
+    monkeypatch.setattr(forwards, "CONNECT_S", 60.0)
+    certificate(tmp_path / "ca.crt", tmp_path / "key.pem")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "ca.crt", tmp_path / "key.pem")
+    read, times = ssl.create_default_context, []
+    monkeypatch.setattr(ssl, "create_default_context", lambda: times.append(1) or read(cafile=tmp_path / "ca.crt"))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + asked.split(b" ")[1])
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as proxy:
+        route = Route(f"https://127.0.0.1:{proxy.sockets[0].getsockname()[1]}/g.0")
+        async with Forward(tmp_path / "socket", route, OWNER):
+            for number in range(3):
+                reader, writer = await asyncio.open_unix_connection(tmp_path / "socket" / SOCKET)
+                writer.write(f"GET /g.0/{number} HTTP/1.1\r\n\r\n".encode())
+                said = await asyncio.wait_for(reader.read(), 60)
+                assert said == f"HTTP/1.1 200 OK\r\n\r\n/g.0/{number}".encode()
+                writer.close()
+    assert len(times) == 1
