@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -114,8 +115,11 @@ class Fleet:
 
     async def _begin(self) -> None:
         if not self._started:
+            try:
+                self._start(asyncio.get_running_loop())
+            except OSError as error:
+                raise PodsError(f"the process that keeps the pods can't be started: {error}") from None
             self._started = True
-            self._start(asyncio.get_running_loop())
         found: list[Mapping[str, Any]] = await self._ask("left")
         left = [each for each in found if self._launcher.knows_gone(each["marks"].get(LAUNCHER, ""))]
         if left:
@@ -186,15 +190,26 @@ class Fleet:
         """It has ended: asked again where it was not these rollouts that ended it."""
         if self._closed:
             return
-        said = (self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        said = "it said nothing"
+        with contextlib.suppress(OSError, IndexError):
+            said = self._log.read_text(errors="replace").strip().splitlines()[-1]
         log.warning("the process that keeps the pods has ended, and is started again: %s", said)
         self._process = None
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(PodsError(f"the process that keeps the pods has ended: {said}"))
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._pause, self._start, loop)
+        self._start_later(asyncio.get_running_loop())
+
+    def _start_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_later(self._pause, self._start_again, loop)
         self._pause = min(2 * self._pause, PAUSE_S)
+
+    def _start_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._start(loop)
+        except OSError as error:
+            log.warning("the process that keeps the pods can't be started: %s; again in %g s", error, self._pause)
+            self._start_later(loop)
 
 
 def _listen(

@@ -22,6 +22,7 @@ from steno_rollouts.trials.harbor.kubernetes.fleet import Fleet, PodsError
 from steno_rollouts.trials.harbor.kubernetes.options import KubernetesOptions
 from steno_rollouts.trials.harbor.plan import HarborPlan
 from steno_rollouts.trials.harbor.pointing import POINTINGS
+from tests.support.waiting import until
 
 KEEPER = """#!{python}
 import json, sys
@@ -69,6 +70,44 @@ async def test_a_fleet_that_nobody_has_any_more_ends_its_process_and_removes_its
     await asyncio.sleep(0)  # this step of the task still has the error, whose traceback has the fleet
     gc.collect()
     assert process.wait(60) == -signal.SIGTERM and not folder.exists()
+
+
+async def test_a_process_that_can_not_be_started_is_tried_again_for_the_next_trial(tmp_path: Path) -> None:
+    """A disk that is full for a moment, or too many open files."""
+    fleet = Fleet(tmp_path / "python", KubernetesOptions(), "run")
+    try:
+        with pytest.raises(PodsError, match=r"the process that keeps the pods can't be started: .*No such file"):
+            await fleet.begun()
+        keeper(tmp_path)
+        with pytest.raises(PodsError, match="the API server refused"):
+            await fleet.begun()
+        await fleet.begun()
+    finally:
+        fleet.close()
+
+
+async def test_a_process_that_could_not_be_started_again_is_tried_until_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    python, started = keeper(tmp_path), tmp_path / "started"
+    fleet = Fleet(python, KubernetesOptions(), "run")
+    try:
+        with pytest.raises(PodsError, match="the API server refused"):
+            await fleet.begun()
+        await fleet.begun()
+        away = python.rename(tmp_path / "away")
+        (Path(fleet._folder.name) / "keeper.log").unlink()  # as where no file can be opened
+        fleet._pause = 0.01
+        assert fleet._process is not None
+        fleet._process.kill()
+        await until(lambda: caplog.text.count("the process that keeps the pods can't be started: ") > 1)
+        away.rename(python)
+        await until(lambda: started.read_text() == "started started ")
+        with pytest.raises(PodsError, match="the API server refused"):
+            await fleet.clear("g.0", wait=True)
+        assert await fleet.clear("g.0", wait=True) == ["pod-1"]
+    finally:
+        fleet.close()
 
 
 @pytest.mark.parametrize("key", ["sk-next", None])
