@@ -112,9 +112,8 @@ def _parquet(source: Path, files: list[Path]) -> Iterator[Row]:
         try:
             with parquet.ParquetFile(path) as file:
                 for batch in file.iter_batches(ROWS_AT_ONCE):
-                    for fields in batch.to_pylist(maps_as_pydicts="strict"):
-                        number += 1
-                        yield _row(source, f"row {number}", fields)
+                    yield from _of_batch(source, batch, number)
+                    number += batch.num_rows
         except (OSError, pyarrow.ArrowException) as error:
             raise ConfigError(f"tasks: {path}: not readable as Parquet: {error}", field="tasks") from None
 
@@ -141,11 +140,35 @@ def _data_set(folder: Path, split: str | None) -> Iterator[Row]:
             with pyarrow.memory_map(str(path)) as mapped, ipc.open_stream(mapped) as stream:
                 for batch in stream:
                     for start in range(0, batch.num_rows, ROWS_AT_ONCE):
-                        for fields in batch.slice(start, ROWS_AT_ONCE).to_pylist(maps_as_pydicts="strict"):
-                            number += 1
-                            yield _row(folder, f"row {number}", fields)
+                        yield from _of_batch(folder, batch.slice(start, ROWS_AT_ONCE), number + start)
+                    number += batch.num_rows
         except (OSError, pyarrow.ArrowException) as error:
             raise ConfigError(f"tasks: {path}: not readable as Arrow: {error}", field="tasks") from None
+
+
+def _of_batch(source: Path, batch: Any, before: int) -> Iterator[Row]:
+    """Args: before: how many rows stand before its first. Raises: ConfigError naming the row and the field."""
+    try:
+        found = batch.to_pylist(maps_as_pydicts="strict")
+    except (ValueError, KeyError, OverflowError):  # a value that Python can't have: asked one by one which it is
+        found = None
+    for number in range(batch.num_rows):
+        place = f"row {before + number + 1}"
+        yield _row(source, place, _fields(source, place, batch.slice(number, 1)) if found is None else found[number])
+
+
+def _fields(source: Path, place: str, row: Any) -> dict[str, Any]:
+    """Args: row: a batch of one."""
+    found = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        try:
+            (found[name],) = column.to_pylist(maps_as_pydicts="strict")
+        except (ValueError, KeyError, OverflowError) as error:
+            where = f"tasks: {source}, {place}: {name}"
+            raise ConfigError(
+                f"{where}: got a value that can't be read as {column.type}: {error}", field="tasks"
+            ) from None
+    return found
 
 
 def _note(path: Path) -> dict[str, Any]:
@@ -160,19 +183,21 @@ def _note(path: Path) -> dict[str, Any]:
 
 def _row(file: Path, place: str, fields: Mapping[str, Any]) -> Row:
     """Raises: ConfigError naming the field that can't be stored, and its value."""
-    found = Row(file, place, {name: as_json(value) for name, value in fields.items()})
-    for name, value in found.fields.items():
+    found: dict[str, Any] = {}
+    row = Row(file, place, found)
+    for name, value in fields.items():
         try:
-            storable({name: value})
+            storable({name: value})  # first, since `as_json` goes as deep as the value does
+            found[name] = storable(as_json(value))
         except ValueError as error:
-            raise ConfigError(f"{found.where}: {name}: got {shown(value)}: {error}", field="tasks") from None
-        if (kind := _not_json(value)) is not None:
+            raise ConfigError(f"{row.where}: {name}: got {shown(value)}: {error}", field="tasks") from None
+        if (kind := _not_json(found[name])) is not None:
             raise ConfigError(
-                f"{found.where}: {name}: got {kind}, must be what JSON has: text, a number, true or false, null, a list, an "
+                f"{row.where}: {name}: got {kind}, must be what JSON has: text, a number, true or false, null, a list, an "
                 "object",
                 field="tasks",
             )
-    return found
+    return row
 
 
 def as_json(value: Any) -> Any:

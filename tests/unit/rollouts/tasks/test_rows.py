@@ -113,6 +113,41 @@ def test_a_value_that_is_not_json_is_named(tmp_path: Path, column: list[Any], sa
         load_tasks(parquet(tmp_path / "tasks.parquet", value=column))
 
 
+TEXTS = pa.array(["ok", "xx"])
+NOT_PYTHON = {
+    "timestamp[ms]: ": pa.array([0, 10**17], pa.timestamp("ms")),
+    "date32[day]: date value out of range": pa.array([0, 10**7], pa.date32()),
+    "string: 'utf-8' codec": pa.Array.from_buffers(
+        pa.string(), 2, [None, TEXTS.buffers()[1], pa.py_buffer(b"ok\xff\xfe")]
+    ),
+    "map<string, int64": pa.array([[("a", 1)], [("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64())),
+}
+
+
+@pytest.mark.parametrize("said", NOT_PYTHON)
+def test_a_value_that_python_can_not_have_is_named(tmp_path: Path, said: str) -> None:
+    """pyarrow itself says neither the row nor the field."""
+    found, where = {"id": ["a", "b"], "value": NOT_PYTHON[said]}, "row 2: value: got a value that can't be read as "
+    one = rows(parquet(tmp_path / "tasks.parquet", **found))
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    with pa.ipc.new_stream(tmp_path / "saved" / "data.arrow", pa.table(found).schema) as stream:
+        stream.write_table(pa.table(found))
+    for read in (one, rows(tmp_path / "saved")):
+        assert next(read).fields["id"] == "a"
+        with pytest.raises(ConfigError, match=re.escape(where + said)) as refused:
+            next(read)
+        assert refused.value.field == "tasks"
+
+
+@pytest.mark.parametrize("depth", [100, 600, 900])
+def test_a_value_that_is_nested_too_deep_is_named(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"id": "a"}\n{"id": "b", "value": ' + "[" * depth + "]" * depth + "}")
+    with pytest.raises(ConfigError, match=r"line 2: (value: got \[{80}….*: nested deeper than 64|not valid JSON)"):
+        load_tasks(path)
+
+
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     (tmp_path / "tasks.parquet").write_text("PAR1 or so")
     with pytest.raises(ConfigError, match=r"tasks\.parquet: not readable as Parquet"):
