@@ -33,6 +33,8 @@ LOOKS_S = 5.0
 LOOK_AGAIN_S = 0.5
 REMOVALS = 20
 """Rounds in which a container must be gone."""
+NOW_S = 30.0
+"""For all of them to be gone at once: so long the launcher does nothing else, whatever its operator presses."""
 PROCESSES = 1024
 """In a container."""
 HOME = "/home/trial"
@@ -219,15 +221,26 @@ class ContainerEngine:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def remove_now(self, label: str) -> None:
-        """The same of all with a label, at once and without the event loop: for whoever is cancelled a second time."""
-        listed = [self.program, "ps", "--all", "--quiet", f"--filter=label={label}"]
+        """The same of all with a label, at once and without the event loop: for whoever is cancelled a second time.
+
+        Raises: EngineError: they are not gone in `NOW_S`."""
+        until = time.monotonic() + NOW_S
         for _ in range(REMOVALS):
-            found = subprocess.run(listed, capture_output=True, text=True, env=_own_environment()).stdout.split()
+            found = self._run_now(until, "ps", "--all", "--quiet", f"--filter=label={label}").split()
             if not found:
                 return
-            subprocess.run(
-                [self.program, "rm", "--force", "--volumes", *found], capture_output=True, env=_own_environment()
-            )
+            self._run_now(until, "rm", "--force", "--volumes", *found)
+
+    def _run_now(self, until: float, *words: str) -> str:
+        try:
+            return subprocess.run(
+                [self.program, *words], capture_output=True, errors="replace", env=_own_environment(),
+                timeout=until - time.monotonic(),
+            ).stdout  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"{self.program} {words[0]}: no answer in {NOW_S:g} s") from None
+        except OSError as error:
+            raise EngineError(f"{self.program} {words[0]}: {error.strerror or error}") from None
 
     async def _start(
         self, words: Sequence[str], values: Mapping[str, str] | None, out: Any, err: Any

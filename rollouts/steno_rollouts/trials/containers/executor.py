@@ -90,6 +90,7 @@ class ContainerExecutor(Executor):
         self._images = Images(engine)
         self._launcher = Launcher.here()
         self._begun: asyncio.Task[None] | None = None
+        self._refused: EngineError | None = None
         self._reached: set[str] = set()
         self._reaching = asyncio.Lock()
         self._program = resources.files(__package__).joinpath("forwarder.py").read_text()
@@ -324,8 +325,18 @@ class ContainerExecutor(Executor):
             except EngineError as error:
                 log.warning("%s: its containers may be left: %s", trial_id, error.message)
             except asyncio.CancelledError:  # a second time: nobody waits any more
-                self._engine.remove_now(label)
+                self._remove_now(trial_id, label)
                 raise
+
+    def _remove_now(self, trial_id: str, label: str) -> None:
+        """An engine that hangs is asked once: all trials are cancelled together, and the launcher stands still meanwhile."""
+        try:
+            if self._refused is None:
+                self._engine.remove_now(label)
+        except EngineError as error:
+            self._refused = error
+        if self._refused is not None:
+            log.warning("%s: its containers may be left: %s", trial_id, self._refused.message)
 
     async def _copy_out(self, image: Image, trial_id: str, work: Path) -> None:
         """What the image has in its working folder. Podman's builds make no folder for a WORKDIR alone."""

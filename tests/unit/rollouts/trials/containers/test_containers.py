@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.containers.sandbox import Sandbox, digest, sandbox
 from steno_rollouts.trials.executor import Exit, TrialJob
 from steno_rollouts.trials.harbor.leftovers import Leftovers
+from tests.support.waiting import until
 
 CONTAINER = Container(
     "steno-g.0-agent", "1234", ["sh", "-c", "x y"], {"steno.run": "r", "steno.trial": "g.0"}, "container:steno-g.0-forwarder",
@@ -308,6 +310,41 @@ async def test_a_trial_that_is_cancelled_stays_so_where_the_engine_refuses(
     with pytest.raises(asyncio.CancelledError):
         await running
     assert "stop" in engine.asked
+
+
+HANGS = """#!/bin/sh
+echo "$1" >>{asked}
+exec sleep 30
+"""
+
+
+async def test_an_engine_that_hangs_holds_up_the_launcher_once_when_nobody_waits_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing else happens meanwhile in the launcher, whatever its operator presses."""
+    asks, real = [], subprocess.run
+    monkeypatch.setattr(engines, "NOW_S", 0.5)
+    monkeypatch.setattr(subprocess, "run", lambda words, **more: asks.append(words[1]) or real(words, **more))
+    program, asked = tmp_path / "docker", tmp_path / "asked"
+    program.write_text(HANGS.format(asked=asked))
+    program.chmod(0o755)
+    played = executor(ContainerEngine(str(program), False))
+
+    async def attempt(name: str) -> None:
+        async with played._ended_with(name):
+            pass
+
+    attempts = [asyncio.create_task(attempt(name)) for name in ("g.0", "g.1")]
+    await until(lambda: asked.exists() and asked.read_text() == "ps\n" * 2)
+    for _ in range(2):  # the engine's answer is waited for once more
+        for each in attempts:
+            each.cancel()
+        for _ in range(9):
+            await asyncio.sleep(0)
+    ended = await asyncio.gather(*attempts, return_exceptions=True)
+    assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+    assert asks == ["ps"], "the second doesn't ask an engine that hung a moment ago"
+    assert caplog.text.count(f"its containers may be left: {program} ps: no answer in 0.5 s") == 2
 
 
 def test_a_command_that_never_ran_is_told_from_one_that_ended() -> None:
