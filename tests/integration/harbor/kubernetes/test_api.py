@@ -135,6 +135,16 @@ async def test_a_pod_on_a_lost_node_is_not_waited_for_without_an_end(
         fleet.close()
 
 
+def test_nothing_is_kept_of_pods_that_are_gone_in_whatever_order_the_cluster_tells_it() -> None:
+    """Of each pod of a launcher's life a file and its state, else."""
+    done = subprocess.run([PYTHON, HERE / "forgetting.py", PODS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(said) == 4
+    for order, *found in said:
+        assert found == [["steno-1.json"], [], [], ["steno-2.json"]], order
+
+
 def launched(cluster: Cluster, launcher: Launcher, gone_s: float = GONE_S) -> Fleet:
     options = KubernetesOptions.of({"kubeconfig": str(cluster.config)})
     return Fleet(Path(PYTHON), options, "run", launcher, LEASE_S, gone_s)

@@ -65,6 +65,8 @@ class Keeper:
         self._folder = Path(request["states"])
         self._seen: dict[str, Manifest] = {}
         self._written: dict[str, PodState] = {}
+        self._trials: dict[str, str] = {}
+        self._forgotten: set[str] = set()
         self._api: Api | None = None
         self._connecting = asyncio.Lock()
 
@@ -132,10 +134,12 @@ class Keeper:
     async def clear(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """End the pods of a trial: with `wait_s` all, until they are gone or so much time is over, as these rollouts have claimed
         it; else their own. How many there were, and the names of those that are left: a node that nobody reaches keeps them."""
-        api, selector = await self._connected(), f"{TRIAL}={label(asked['trial'])}"
+        trial = label(asked["trial"])
+        api, selector = await self._connected(), f"{TRIAL}={trial}"
         if asked["wait_s"] is None:
             selector = f"{selector},{self._selector}"
         found, _version = await api.pods(selector)
+        self._forget(trial, found)
         for pod in found:
             if not pod["metadata"].get("deletionTimestamp"):
                 await api.delete_pod(pod["metadata"]["name"], pod["metadata"]["uid"])
@@ -144,8 +148,6 @@ class Keeper:
         while left and time.monotonic() < until:
             await asyncio.sleep(LOOK_S)
             left, _version = await api.pods(selector)
-        for pod in found:
-            self._forget(pod["metadata"]["name"])
         return {"ended": len(found), "left": [pod["metadata"]["name"] for pod in left]}
 
     async def _held(self) -> Api:
@@ -187,6 +189,7 @@ class Keeper:
     async def _listed(self, api: Api) -> str:
         found, version = await api.pods(self._selector)
         names = {pod["metadata"]["name"] for pod in found}
+        self._forgotten &= {pod["metadata"]["uid"] for pod in found}
         for name in set(self._seen) - names:
             self._note(self._seen[name], deleted=True)
         for pod in found:
@@ -195,6 +198,10 @@ class Keeper:
 
     def _note(self, pod: Manifest, *, deleted: bool = False) -> None:
         name, state = pod["metadata"]["name"], state_of(pod, deleted=deleted)
+        if pod["metadata"]["uid"] in self._forgotten:
+            if deleted:
+                self._forgotten.discard(pod["metadata"]["uid"])
+            return
         earlier = self._written.get(name)
         if deleted:
             if self._seen.pop(name, None) is None:
@@ -203,15 +210,21 @@ class Keeper:
             self._seen[name] = pod
         if earlier is not None and (earlier == state or earlier.error is not None):
             return  # what a pod ended by is what was seen first
-        self._written[name] = state
+        self._written[name], self._trials[name] = state, pod["metadata"]["labels"][TRIAL]
         partial = self._folder / f".{name}"
         partial.write_text(json.dumps(state.json()))
         partial.replace(self._folder / f"{name}.json")
 
-    def _forget(self, name: str) -> None:
-        self._seen.pop(name, None)
-        self._written.pop(name, None)
-        (self._folder / f"{name}.json").unlink(missing_ok=True)
+    def _forget(self, trial: str, found: list[Manifest]) -> None:
+        """All pods of a trial. Args: found: those that are left: the cluster says more of them until they are gone."""
+        self._forgotten |= {
+            pod["metadata"]["uid"] for pod in found if pod["metadata"]["labels"][LAUNCHER] == self._launcher
+        }
+        for name in [name for name, of in self._trials.items() if of == trial]:
+            if (pod := self._seen.pop(name, None)) is not None:
+                self._forgotten.add(pod["metadata"]["uid"])
+            del self._trials[name], self._written[name]
+            (self._folder / f"{name}.json").unlink(missing_ok=True)
 
 
 def _own_stdin() -> FileIO:
