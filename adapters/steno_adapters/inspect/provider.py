@@ -6,18 +6,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from inspect_ai.hooks import Hooks, SampleAttemptStart, SampleEnd, SampleScoring, TaskEnd, TaskStart, hooks
+from inspect_ai.hooks import Hooks, RunEnd, SampleAttemptStart, SampleEnd, SampleScoring, TaskEnd, TaskStart, hooks
 from inspect_ai.model import GenerateConfig, ModelAPI, get_model, modelapi
 
 from steno import AsyncClient, Completion, GroupSpec
+from steno.contracts.errors import StenoError
 from steno_adapters.inspect.outcome import outcome
 from steno_adapters.inspect.running import EVALS, RUNNING, SAMPLES, InspectEval, InspectSample
+
+log = logging.getLogger(__name__)
 
 RETRIES = 8
 _ODD = re.compile(r"[^A-Za-z0-9_-]+")
@@ -91,7 +95,7 @@ class StenoAPI(ModelAPI):
 
 class InspectTrials(Hooks):
     async def on_task_start(self, data: TaskStart) -> None:
-        EVALS[data.eval_id] = InspectEval(data.spec.task, data.spec.config.epochs or 1)
+        EVALS[data.eval_id] = InspectEval(data.run_id, data.spec.task, data.spec.config.epochs or 1)
 
     async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
         found = EVALS[data.eval_id]
@@ -113,11 +117,30 @@ class InspectTrials(Hooks):
             EVALS[data.eval_id].trials[sample.trial.session.trial_id] = None
 
     async def on_task_end(self, data: TaskEnd) -> None:
-        """Trials that nobody played, or whose samples were cancelled: a trainer would wait for them."""
-        for trial_id, model in EVALS.pop(data.eval_id).trials.items():
-            if model is not None:
-                async with model.client() as client:
-                    await client.complete(trial_id, Completion(status="aborted", end_reason="not_played"))
+        await _end_rest(data.eval_id)
+
+    async def on_run_end(self, data: RunEnd) -> None:
+        """Of a task that failed or was cancelled Inspect says no end."""
+        for eval_id in [each for each, found in EVALS.items() if found.run_id == data.run_id]:
+            await _end_rest(eval_id)
+
+
+async def _end_rest(eval_id: str) -> None:
+    """Trials that nobody played, or whose samples were cancelled: a trainer would wait for them. At Ctrl-C this is cancelled too,
+    and called again."""
+    trials = EVALS[eval_id].trials
+    for trial_id, model in trials.items():
+        if model is None:
+            continue
+        try:
+            async with model.client() as client:
+                await client.complete(trial_id, Completion(status="aborted", end_reason="not_played"))
+        except StenoError as error:
+            if error.retryable:
+                raise  # the proxy is away, for the others too
+            log.warning("trial %s was not ended: %s", trial_id, error)
+        trials[trial_id] = None
+    del EVALS[eval_id]
 
 
 @modelapi(name="steno")

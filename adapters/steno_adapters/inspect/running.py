@@ -37,8 +37,9 @@ class InspectSample:
 
 @dataclass
 class InspectEval:
-    """A task that runs. trials: who registered each; None: it has ended."""
+    """A task that runs. run_id: Inspect's. trials: who registered each; None: it has ended."""
 
+    run_id: str
     task: str
     epochs: int
     trials: dict[str, TrialModel | None] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from steno import Session
 from steno.client.client import Steno
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, until_served
+from tests.support.programs.processes import until
 from tests.support.programs.stack import ROOT, Stack, running
 from tests.support.programs.variables import without_settings
 
@@ -47,17 +50,25 @@ def installed(folder: Path) -> str:
     return os.pathsep.join(map(str, (folder, ROOT, ROOT / "adapters")))
 
 
-def evaluate(stack: Stack, folder: Path, *options: str, code: int = 0) -> str:
+def evaluation(stack: Stack, folder: Path, task: str, *options: str) -> subprocess.Popen[str]:
     inspect = VENV / "bin" / "inspect"
-    task = Path(__file__).with_name("inspect_task.py")
-    words = [str(inspect), "eval", f"{task}@notes", "--model", "steno/policy", "--display", "plain"]
-    done = subprocess.run(
+    file = Path(__file__).with_name("inspect_task.py")
+    words = [str(inspect), "eval", f"{file}@{task}", "--model", "steno/policy", "--display", "plain"]
+    return subprocess.Popen(
         [*words, "--log-dir", str(folder / "logs"), *options],
-        cwd=folder, capture_output=True, text=True, timeout=240,
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "PYTHONPATH": installed(folder / "path"), "STENO_PROXY": stack.url, "STENO_ADMIN_KEY": ADMIN},
     )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+
+
+def evaluate(stack: Stack, folder: Path, *options: str, code: int = 0) -> str:
+    with evaluation(stack, folder, "notes", *options) as inspect:
+        try:
+            said, _ = inspect.communicate(timeout=240)
+        finally:
+            inspect.kill()
+    assert inspect.returncode == code, said
+    return said
 
 
 def test_samples_are_trials_epochs_are_groups_and_scores_are_rewards(stack: Stack, tmp_path: Path) -> None:
@@ -97,3 +108,33 @@ def test_a_score_that_was_not_chosen_is_no_reward_and_evaluations_are_not_traine
         assert session.group_id is not None and client.group(session.group_id).purpose == "eval"
     said = evaluate(stack, tmp_path / "again", "--sample-id", "found", "-M", "purpose=tain", code=1)
     assert "purpose: got 'tain', must be eval or train" in said
+
+
+def test_an_eval_that_an_error_ends_leaves_no_trial_open(stack: Stack, tmp_path: Path) -> None:
+    """Inspect begins no more samples then, and says no end of the task: a trainer would wait for the others."""
+    said = evaluate(stack, tmp_path, "--sample-id", "burned", "--epochs", "4", "--max-samples", "1", "-M", "run=failed")
+    with Steno(stack.url, ADMIN) as client:
+        found = [each for each in client.sessions() if each.run_id == "failed"]
+        assert [each.status for each in found] == ["aborted"] * 4, said
+        assert "not_played" in {each.end_reason for each in found}, "not each of them was played"
+
+
+def test_an_eval_that_is_stopped_leaves_no_trial_open(stack: Stack, tmp_path: Path) -> None:
+    """By Ctrl-C: Inspect cancels its samples, and what it calls at the end."""
+    with (
+        Steno(stack.url, ADMIN) as client,
+        evaluation(stack, tmp_path, "endless", "--epochs", "4", "--max-samples", "2", "-M", "run=stopped") as inspect,
+    ):
+
+        def trials() -> list[Session]:
+            return [each for each in client.sessions() if each.run_id == "stopped"]
+
+        try:
+            until(lambda: sum(each.counts.turns for each in trials()) == 2, "two samples wait")
+            inspect.send_signal(signal.SIGINT)
+            said, _ = inspect.communicate(timeout=240)
+        finally:
+            inspect.kill()
+        assert sorted((each.status, each.counts.turns) for each in trials()) == [
+            ("aborted", n) for n in (0, 0, 1, 1)
+        ], said
