@@ -10,6 +10,8 @@ from steno import Completion
 
 _WORTH = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 """Inspect's words: correct, incorrect, partly, no answer."""
+_SAID = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+"""And those that it takes in any case."""
 
 
 class ScoredValue(Protocol):
@@ -21,24 +23,42 @@ def outcome(error: str | None, scores: Mapping[str, ScoredValue], chosen: str | 
     """Args: error: of a sample that failed: it is not scored. chosen: `SCORER` or `SCORER/KEY`; None: the only one there is."""
     if error is not None:
         return Completion(status="aborted", end_reason=_line(f"sample_error: {error}"))
-    numbers = dict(_numbers(scores))
-    name = chosen or (next(iter(numbers)) if len(numbers) == 1 else "")
+    values = dict(_values(scores))
+    numbers = {name: number for name, value in values.items() if math.isfinite(number := _number(value))}
+    name = chosen or _only(numbers) or _only(values)
     if name in numbers:
         return Completion(reward=numbers[name], metrics=numbers)
+    if name in values:
+        return Completion(
+            end_reason=_line(f"no_reward: score {name!r} is no number: {values[name]!r}"), metrics=numbers
+        )
     why = f"no score {name!r}" if name else "no score chosen (-M score=NAME)"
-    return Completion(end_reason=_line(f"no_reward: {why}; there are {', '.join(numbers) or 'none'}"), metrics=numbers)
+    return Completion(
+        end_reason=_line(f"no_reward: {why}; there are {', '.join(numbers or values) or 'none'}"), metrics=numbers
+    )
 
 
-def _numbers(scores: Mapping[str, ScoredValue]) -> Iterable[tuple[str, float]]:
+def _values(scores: Mapping[str, ScoredValue]) -> Iterable[tuple[str, Any]]:
     for name, score in scores.items():
-        for key, value in score.value.items() if isinstance(score.value, Mapping) else [("", score.value)]:
-            number = _WORTH.get(value, math.nan) if isinstance(value, str) else _number(value)
-            if math.isfinite(number):
-                yield f"{name}/{key}" if key else name, number
+        if isinstance(score.value, Mapping):
+            yield from ((f"{name}/{key}", value) for key, value in score.value.items())
+        else:
+            yield name, score.value
+
+
+def _only(names: Mapping[str, Any]) -> str:
+    return next(iter(names)) if len(names) == 1 else ""
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, bool | int | float) else math.nan
+    """As Inspect counts it for its metrics, but what it can't read is no number, instead of 0."""
+    if not isinstance(value, str):
+        return float(value) if isinstance(value, bool | int | float) else math.nan
+    worth = _WORTH.get(value, _SAID.get(value.lower()))
+    try:
+        return float(value) if worth is None else worth
+    except ValueError:
+        return math.nan
 
 
 def _line(text: str) -> str:

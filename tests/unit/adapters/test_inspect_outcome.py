@@ -18,8 +18,12 @@ class Score:
 
 
 @pytest.mark.parametrize(
-    ("value", "reward"), [("C", 1.0), ("I", 0.0), ("P", 0.5), ("N", 0.0), (True, 1.0), (0, 0.0), (0.25, 0.25)]
-)
+    ("value", "reward"),
+    [
+        ("C", 1.0), ("I", 0.0), ("P", 0.5), ("N", 0.0), (True, 1.0), (0, 0.0), (0.25, 0.25),
+        ("yes", 1.0), ("No", 0.0), ("TRUE", 1.0), ("false", 0.0), ("0.7", 0.7), ("-1e1", -10.0),
+    ],
+)  # fmt: skip
 def test_the_only_score_is_the_reward(value: Any, reward: float) -> None:
     assert outcome(None, {"match": Score(value)}, None) == Completion(reward=reward, metrics={"match": reward})
 
@@ -37,10 +41,17 @@ def test_one_of_several_is_chosen_and_the_others_are_metrics() -> None:
     assert "no_reward: no score 'grade'; there are match" in outcome(None, scores, "grade").end_reason
 
 
-@pytest.mark.parametrize("value", ["B+", math.nan, math.inf, None, [1.0]])
-def test_what_is_no_number_is_no_reward(value: Any) -> None:
-    found = outcome(None, {"match": Score(value)}, "match")
-    assert found.reward is None and found.end_reason == "no_reward: no score 'match'; there are none"
+@pytest.mark.parametrize("value", ["B+", "", "nan", math.nan, math.inf, None, [1.0]])
+@pytest.mark.parametrize("chosen", ["match", None])
+def test_what_is_no_number_is_no_reward_and_the_reason_says_what_it_is(value: Any, chosen: str | None) -> None:
+    found = outcome(None, {"match": Score(value)}, chosen)
+    assert found.reward is None and found.end_reason == f"no_reward: score 'match' is no number: {value!r}"
+
+
+def test_scores_of_which_none_is_a_number_are_named() -> None:
+    found = outcome(None, {"match": Score("B+"), "graded": Score({"style": "good"})}, None)
+    assert found.end_reason == "no_reward: no score chosen (-M score=NAME); there are match, graded/style"
+    assert outcome(None, {}, None).end_reason == "no_reward: no score chosen (-M score=NAME); there are none"
 
 
 def test_a_sample_that_failed_is_aborted_with_one_line() -> None:
