@@ -17,6 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class AsyncRollouts:
         self._step = 0
         self._push_options = {"timeout_s": push_timeout_s, "folder": push_folder}
         self._lock = threading.RLock()
-        self._held: dict[str, CollectedGroup] = {}
+        self._held: dict[str, CollectedGroup] = {}  # without their rows
         self._to_mark: set[str] = set()  # groups that are used, which the proxy does not know yet
         self._numbers = itertools.count()
         self._stopping = threading.Event()
@@ -290,7 +291,8 @@ class AsyncRollouts:
     def _came(self, group: CollectedGroup) -> None:
         with self._lock:
             again = group.group_id in self._held  # its lease had run out: its rows are on their way
-            self._held[group.group_id] = group
+        held = replace(group, rows=[])  # which are in the queue: until a checkpoint has them they would fill the memory
+            self._held[group.group_id] = held
             if again:
                 if self.progress.taken(group.group_id):
                     self._to_mark.add(group.group_id)  # of this lease the proxy does not know it
@@ -303,7 +305,7 @@ class AsyncRollouts:
             log.info("group %s was trained before: acknowledged", group.group_id)
         else:
             self._count(group)
-        self._acknowledge(group)
+        self._acknowledge(held)
 
     def _acknowledge(self, group: CollectedGroup) -> None:
         try:

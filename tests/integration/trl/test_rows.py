@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +143,18 @@ def test_a_group_that_two_threads_acknowledge_at_a_time_is_acknowledged() -> Non
         threads.submit(rollouts.acknowledge).result(30)
         came.result(30)
     assert rollouts.progress.finished == [] and rollouts._held == {}
+
+
+def test_a_row_that_was_taken_is_not_kept_until_a_checkpoint_has_it() -> None:
+    """With `save_strategy="no"` there is none, and the rows of all steps would be in memory at the end."""
+    rollouts = rollouts_at_step_3()
+    group = leased(rollouts, "first")
+    kept = weakref.ref(group.rows[0])
+    rollouts._came(group)
+    del group
+    assert rollouts.rollout_buffer.get(timeout=0.0).advantage > 0
+    gc.collect()
+    assert kept() is None and "g" in rollouts._held, "it is still leased, and acknowledged later"
 
 
 def test_a_push_has_the_deadline_and_the_folder_that_it_was_given(tmp_path: Path) -> None:
