@@ -39,6 +39,7 @@ from steno_adapters.trl.group_rewards import Advantages, grpo_advantages
 from steno_adapters.trl.private_names import count_groups_before, rows_of_step
 from steno_adapters.trl.row_progress import RowProgress
 from steno_adapters.trl.row_refusal import judged
+from steno_adapters.trl.unused_settings import UNUSED_BY_ASYNC, check_unused
 from steno_adapters.trl.version_count import VersionCount
 from steno_adapters.trl.whole_weights import check_unquantised, streamed_weights
 from steno_rollouts.tasks.task import Task
@@ -119,6 +120,7 @@ class AsyncRollouts:
                 f"max_steps: got {args.max_steps}, must be at least 1 where tasks are rolled out elsewhere",
                 field="max_steps",
             )
+        check_unused(UNUSED_BY_ASYNC, args, options, self._n)
         if args.token_budget is None:
             args.token_budget = 0  # else TRL asks a vLLM server of its own
         ids = [_task_id(task) for task in self._tasks] if self._tasks else ["elsewhere"]
@@ -289,9 +291,9 @@ class AsyncRollouts:
             raise NothingToTrain(f"no groups are left before max_steps {steps}; roll out more, or set a lower one")
 
     def _came(self, group: CollectedGroup) -> None:
+        held = replace(group, rows=[])  # which are in the queue: until a checkpoint has them they would fill the memory
         with self._lock:
             again = group.group_id in self._held  # its lease had run out: its rows are on their way
-        held = replace(group, rows=[])  # which are in the queue: until a checkpoint has them they would fill the memory
             self._held[group.group_id] = held
             if again:
                 if self.progress.taken(group.group_id):

@@ -26,6 +26,7 @@ from steno_adapters.collected_group import CollectedGroup
 from steno_adapters.collector import Collector
 from steno_adapters.rows import TrainableRow
 from steno_adapters.trl.failed_groups import STOP_AFTER, FailedGroups
+from steno_adapters.trl.unused_settings import UNUSED_BY_PROMPTS, check_unused
 from steno_adapters.trl.whole_weights import check_adapter, whole_weights
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class PromptRollouts:
         Raises: BadRequest: what the config says can't hold here."""
         if args.use_vllm:
             raise BadRequest("use_vllm: got True, must be False: Steno's workers generate", field="use_vllm")
+        check_unused(UNUSED_BY_PROMPTS, args, options)
         warnings.warn(
             "GRPOTrainer computes log-probabilities anew and does not use the recorded ones: AsyncRollouts does",
             stacklevel=2,

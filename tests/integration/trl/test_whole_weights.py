@@ -15,6 +15,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.conversion_mapping import get_model_conversion_mapping
+from trl.experimental.async_grpo import AsyncGRPOConfig
 
 from steno.contracts.errors import BadRequest
 from steno.contracts.policy import Update, UpdateSpec
@@ -234,7 +235,7 @@ def test_an_adapter_on_quantised_weights_is_refused_before_the_first_push(
         check_adapter(made)
     monkeypatch.setattr(async_rollouts, "AsyncGRPOTrainer", lambda *_, **__: made)
     collector: Any = None
-    args: Any = SimpleNamespace(token_budget=0)
+    args = AsyncGRPOConfig("out", token_budget=0, use_cpu=True, bf16=False)
     with pytest.raises(BadRequest, match=refused):
         AsyncRollouts(collector, [{"task_id": "a"}]).trainer("model", args)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from steno.contracts.errors import BadRequest
 from tests.support.sources import ROOT
 
 
@@ -26,6 +29,7 @@ RowProgress = part("row_progress").RowProgress
 VersionCount = part("version_count").VersionCount
 failed_groups = part("failed_groups")
 grpo_advantages = part("group_rewards").grpo_advantages
+unused = part("unused_settings")
 
 
 def test_a_group_is_finished_with_the_last_of_its_rows() -> None:
@@ -139,3 +143,46 @@ def test_groups_that_ran_when_the_first_one_failed_are_waited_for() -> None:
 
 def test_groups_that_fail_are_waited_out_where_that_is_wanted() -> None:
     failed_groups.FailedGroups(0).failed(1000, [])
+
+
+@dataclass
+class Config:
+    num_generations: int = 8
+    max_completion_length: int = 2048
+    top_k: int = 0
+    min_p: float | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    temperature: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "said"),
+    [
+        ({"num_generations": 16}, {}, "num_generations: got 16, must be 8 or 4: `n` decides"),
+        ({"max_completion_length": 512}, {}, "max_completion_length: got 512, must be 2048: the Limits of the trials"),
+        ({"top_k": 20}, {}, "top_k: got 20, must be 0: the trials' SamplingPolicy decides"),
+        ({"min_p": 0.1}, {}, "min_p: got 0.1, must be None: the trials' SamplingPolicy decides"),
+        ({"chat_template_kwargs": {"thinks": False}}, {}, "chat_template_kwargs: got {'thinks': False}, must be None"),
+        ({}, {"reward_funcs": [len]}, "reward_funcs: got [<built-in function len>], must be None: a trial's reward"),
+        ({}, {"tools": [len]}, "tools: got [<built-in function len>], must be None: the agent has its own"),
+    ],
+)
+def test_what_only_trls_own_rollouts_would_read_is_refused(
+    changes: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    """Else a user has other lengths, numbers or rewards than the config says, without a word."""
+    with pytest.raises(BadRequest) as refused:
+        unused.check_unused(unused.UNUSED_BY_ASYNC, replace(Config(), **changes), options, 4)
+    assert said in str(refused.value) and refused.value.field == next(iter(changes or options))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, {}),
+        ({"num_generations": 4, "temperature": 0.5, "chat_template_kwargs": {}}, {"callbacks": [len], "tools": []}),
+        ({}, {"reward_funcs": None, "processing_class": len}),
+    ],
+)
+def test_what_was_not_touched_or_is_read_is_not_refused(changes: dict[str, Any], options: dict[str, Any]) -> None:
+    unused.check_unused(unused.UNUSED_BY_ASYNC, replace(Config(), **changes), options, 4)

@@ -1,0 +1,66 @@
+"""Settings that TRL's own rollouts alone would read: the trainers of this adapter refuse them, and pass those nobody touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+from steno.contracts.errors import BadRequest
+from steno_adapters.trl import AsyncRollouts, PromptRollouts
+from steno_adapters.trl.unused_settings import UNUSED_BY_ASYNC, UNUSED_BY_PROMPTS, check_unused
+
+pytestmark = pytest.mark.trl
+
+TASKS = [{"task_id": "a", "prompt": "Hello."}]
+BOTH = [(UNUSED_BY_ASYNC, AsyncGRPOConfig, AsyncGRPOTrainer), (UNUSED_BY_PROMPTS, GRPOConfig, GRPOTrainer)]
+
+
+@pytest.mark.parametrize(("unused", "config", "trainer"), BOTH)
+def test_each_of_them_is_trls_and_its_default_passes(
+    unused: dict[str, str], config: Any, trainer: Any, tmp_path: Path
+) -> None:
+    known = {field.name for field in dataclasses.fields(config)} | set(inspect.signature(trainer).parameters)
+    assert unused.keys() <= known
+    args = config(str(tmp_path), max_steps=3, use_cpu=True, bf16=False, temperature=0.7)
+    check_unused(unused, args, {"callbacks": []}, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "name"),
+    [
+        ({"num_generations": 16}, {}, "num_generations"),
+        ({"max_completion_length": 512}, {}, "max_completion_length"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "chat_template_kwargs"),
+        ({}, {"reward_funcs": len}, "reward_funcs"),
+    ],
+)
+def test_async_rollouts_refuse_what_they_do_not_use(
+    changes: dict[str, Any], options: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    collector: Any = None
+    args = AsyncGRPOConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, **changes)
+    with pytest.raises(BadRequest, match=f"{name}: got .*, must be"):
+        AsyncRollouts(collector, TASKS).trainer("no-model", args, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "name"),
+    [
+        ({"top_p": 0.9}, {}, "top_p"),
+        ({"generation_kwargs": {"seed": 1}}, {}, "generation_kwargs"),
+        ({}, {"tools": [len]}, "tools"),
+    ],
+)
+def test_prompt_rollouts_refuse_what_they_do_not_use(
+    changes: dict[str, Any], options: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    collector: Any = None
+    args = GRPOConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, **changes)
+    with pytest.raises(BadRequest, match=f"{name}: got .*, must be"):
+        PromptRollouts(collector, TASKS).trainer("no-model", args, **options)
