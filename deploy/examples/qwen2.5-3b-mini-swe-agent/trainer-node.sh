@@ -23,7 +23,9 @@ end() {  # told once more, it gives less time to what it still does
 }
 finish() {  # the trainer makes its last step and checkpoint: it needs the proxy, which needs Redis
   trap - EXIT
-  for part in $(jobs -pr | tac); do end "$part"; done  # the last one that was started is the first one that ends
+  local part parts=''
+  for part in $(jobs -pr); do parts="$part $parts"; done  # the last one that was started is the first one that ends
+  for part in $parts; do end "$part"; done
   [ -z "$sockets" ] || rm -rf "$sockets"
 }
 trap finish EXIT

@@ -318,6 +318,8 @@ def test_each_data_folder_of_a_machine_has_weights_of_its_own(tmp_path: Path) ->
         folder.mkdir()
         assert start(folder, data=data, cwd=tmp_path, TMPDIR="/scratch") == 0
         found += re.findall(r"--weights-dir (\S+)", (folder / "log.words").read_text())
+        # TMPDIR, which is not there, takes nothing from the end.
+        assert (folder / "log").read_text().splitlines()[-2:] == ["steno ends", "redis-server ends"]
     first, second, again = found
     assert first == again != second and first.startswith("/scratch/steno-weights-")
 
