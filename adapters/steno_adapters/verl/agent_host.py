@@ -44,6 +44,8 @@ SERVED_S = 300.0
 SPARE_S = 600.0
 """Of a group's deadline: for all that is not an agent's time."""
 FAILED_REWARD = 0.0
+_actors: list[Any] = []
+"""Handles of the job's actor. The one of the process that made it keeps it alive; those that were found by its name do not."""
 """Of a failed trial in validation: left out, it would make the score better."""
 
 
@@ -57,12 +59,18 @@ class PlayedSession:
 
 
 async def job_facts(config: Any, settings: VerlSettings) -> JobFacts:
-    """Of this job, whose actor is made now if it is not there yet. Raises: ConfigError: the proxy did not start."""
+    """Of this job, whose actor is made now if it is not there yet: then it lives as long as this process.
+
+    Raises: ConfigError: the proxy did not start, or has ended.
+    """
     keys = [key.get_secret_value() if key is not None else None for key in (settings.key, settings.worker_key)]
     name = str(config.trainer.get("experiment_name", "verl"))
     try:
-        return await asyncio.to_thread(lambda: facts_of(job(name, settings.run, settings.proxy, *keys)))
+        actor = await asyncio.to_thread(job, name, settings.run, settings.proxy, *keys)
+        facts = await asyncio.to_thread(facts_of, actor)
     except Exception as error:
+    _actors.append(actor)
+    return facts
         raise ConfigError(f"proxy: {error}", field="proxy") from error
 
 

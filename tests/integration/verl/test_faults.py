@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from steno import Client
+from steno_adapters.verl.agent_host import job_facts
+from steno_adapters.verl.job import ACTOR, JobFacts
+from steno_adapters.verl.settings import VerlSettings
 from tests.integration.verl.verl_job import (
     ONE_WORKER,
     VerlJob,
@@ -39,6 +45,38 @@ def agents_that_run(folder: Path) -> list[str]:
         except OSError:
             continue
     return found
+
+
+@ray.remote(num_cpus=0)
+class LoopWorker:
+    """What an agent-loop worker of a verl without Steno's manager asks at its first session."""
+
+    def facts(self, config: Any, file: Path) -> JobFacts:
+        return asyncio.run(job_facts(config, VerlSettings.found(file, {})))
+
+
+def is_gone(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        ray.get_actor(name)
+        return False
+    return True
+
+
+def test_without_the_manager_the_worker_that_asked_first_keeps_the_jobs_actor_and_its_proxy(tmp_path: Path) -> None:
+    """Ray ends an actor once no handle is left but those that were found by its name."""
+    until(lambda: is_gone(ACTOR), "the job of the test before")
+    tasks = task_folders(tmp_path / "tasks", {"plain": "Write a note."})
+    config = verl_config(loop_file(tmp_path, tasks))
+    workers = [LoopWorker.remote() for _ in range(2)]
+    try:
+        asked = [ray.get(worker.facts.remote(config, tmp_path / "agents.yaml")) for worker in workers * 3]
+        assert asked == asked[:1] * 6, "all of one start, with one proxy"
+        with Client(asked[0].proxy, asked[0].key) as client:
+            assert client.models() == [], "it is there"
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+    until(lambda: is_gone(ACTOR), "it ends with its maker")
 
 
 def test_the_proxy_is_killed_and_comes_back_while_agents_play(tmp_path: Path, redis_server: RedisServer) -> None:
