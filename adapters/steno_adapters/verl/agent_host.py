@@ -235,7 +235,13 @@ class AgentHost:
         if validate:
             return validation_rows(samples, **lengths)
         settings = self._settings
-        found = training_rows(samples, main_only=settings.branches == "main", models=settings.train_models, **lengths)
+        found = training_rows(
+            samples,
+            lineage=self._facts.lineage,
+            main_only=settings.branches == "main",
+            models=settings.train_models,
+            **lengths,
+        )
         if found.untrained:
             log.info("trial %s: sampled and not trained: %s", trial_id, dict(found.untrained))
         return found

@@ -35,7 +35,7 @@ class SessionRow:
 @dataclass(frozen=True)
 class SessionRows:
     """rows: of a session, the last with the most trained tokens, since verl reads the session's score and its advantage there.
-    untrained: sampled tokens that no row trains, by reason: those of `trainable_rows`, `other_branch`, `too_long`."""
+    untrained: sampled tokens that no row trains, by reason: those of `trainable_rows`, `other_branch`, `orphaned`, `too_long`."""
 
     rows: list[SessionRow]
     untrained: Counter[str] = field(default_factory=Counter)
@@ -44,6 +44,7 @@ class SessionRows:
 def training_rows(
     samples: Sequence[Sample],
     *,
+    lineage: str,
     prompt_length: int,
     response_length: int,
     main_only: bool = False,
@@ -51,6 +52,7 @@ def training_rows(
 ) -> SessionRows:
     """
     Args:
+        lineage: of this start. What another one's weights sampled is masked, and counted as `orphaned`.
         prompt_length, response_length: verl's; a response's rest beyond `response_length` is cut off, and counted as `too_long`.
         main_only: of a trial that forked one branch is trained, whole.
         models: as `trainable_rows` has them.
@@ -62,8 +64,10 @@ def training_rows(
         found, untrained = trainable_rows(samples, models=models)
     rows = []
     for row in found:
-        cut = _trainable(row, prompt_length, response_length)
-        untrained["too_long"] += row.trained_tokens - cut.trained_tokens
+        ours, steps = _ours(row, lineage)
+        cut = _trainable(row, ours, steps, prompt_length, response_length)
+        untrained["orphaned"] += row.trained_tokens - int(ours.sum())
+        untrained["too_long"] += int(ours.sum()) - cut.trained_tokens
         if cut.trained_tokens:
             rows.append(cut)
     rows.sort(key=lambda row: row.trained_tokens)
@@ -86,14 +90,22 @@ def validation_rows(samples: Iterable[Sample], *, prompt_length: int, response_l
     return SessionRows([longest] if longest is not None else [])
 
 
-def _trainable(row: TrainableRow, prompt_length: int, response_length: int) -> SessionRow:
+def _ours(row: TrainableRow, lineage: str) -> tuple[NDArray[np.bool_], list[int | None]]:
+    """Of the response, what is to be trained of this start's versions; and the step of each version."""
+    steps = [step_of(version, lineage) for version in row.versions]
+    ours = np.array([step is not None for step in steps], np.bool_)
+    return row.response_mask & ours[row.version_index], steps
+
+
+def _trainable(
+    row: TrainableRow, ours: NDArray[np.bool_], steps: list[int | None], prompt_length: int, response_length: int
+) -> SessionRow:
     before = len(row.prompt_ids)
-    mask = np.concatenate([np.zeros(before, np.bool_), row.response_mask])
+    mask = np.concatenate([np.zeros(before, np.bool_), ours])
     logprobs = np.concatenate([np.zeros(before, np.float32), row.logprobs])
     cut = _cut(row.token_ids, mask, logprobs, prompt_length, response_length)
     trained = len(cut.prompt_ids) - before + np.flatnonzero(cut.mask)
-    steps = [step_of(row.versions[index]) for index in {*row.version_index[trained].tolist()}]
-    known = [step for step in steps if step is not None]
+    known = [step for index in {*row.version_index[trained].tolist()} if (step := steps[index]) is not None]
     return SessionRow(
         cut.prompt_ids, cut.response_ids, cut.mask, cut.logprobs, (min(known), max(known)) if known else (None, None)
     )
@@ -121,7 +133,7 @@ def _cut(
     )
 
 
-def step_of(version: str) -> int | None:
-    """`lineage/step` -> step."""
-    _, _, step = version.rpartition("/")
-    return int(step) if step.isdecimal() else None
+def step_of(version: str, lineage: str) -> int | None:
+    """`lineage/step` -> step. None: a version of another start, or of something else."""
+    start, _, step = version.rpartition("/")
+    return int(step) if start == lineage and step.isdecimal() else None

@@ -87,7 +87,7 @@ def test_transfer_queue_lists_tags_by_partition() -> None:
 
 
 def test_verls_gae_takes_the_reward_of_a_row_that_was_cut_inside_a_tool_result() -> None:
-    [row] = training_rows([sample("ppsspppss")], prompt_length=2, response_length=4).rows
+    [row] = training_rows([sample("ppsspppss")], lineage="verl-a", prompt_length=2, response_length=4).rows
     output = AgentLoopOutput(
         prompt_ids=row.prompt_ids, response_ids=row.response_ids, response_mask=row.mask, reward_score=3.0,
         metrics=AgentLoopMetrics(),

@@ -54,9 +54,9 @@ def test_the_branch_that_went_on_is_taken_though_a_dropped_one_has_its_beginning
 
 
 def test_verl_is_given_that_branch() -> None:
-    found = training_rows(trial(*DROPPED), prompt_length=8, response_length=32, main_only=True)
+    found = training_rows(trial(*DROPPED), lineage="a", prompt_length=8, response_length=32, main_only=True)
     assert [row.trained_tokens for row in found.rows] == [12] and found.untrained == {"other_branch": 2}
-    short = training_rows(trial(*DROPPED), prompt_length=8, response_length=7, main_only=True)
+    short = training_rows(trial(*DROPPED), lineage="a", prompt_length=8, response_length=7, main_only=True)
     assert [row.trained_tokens for row in short.rows] == [6] and short.untrained == {"other_branch": 2, "too_long": 6}
 
 

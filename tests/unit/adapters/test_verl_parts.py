@@ -16,7 +16,7 @@ from steno.contracts.records import Limits, Sample, SampledRange, TokenSpan, flo
 from steno_adapters.verl import VERL_VERSIONS, check_versions
 from steno_adapters.verl.handed_over import HandedOver
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
-from steno_adapters.verl.session_rows import step_of, training_rows, validation_rows
+from steno_adapters.verl.session_rows import SessionRows, step_of, training_rows, validation_rows
 from steno_adapters.verl.settings import OF_VERL, PROXY_VARIABLE, VerlSettings
 from steno_adapters.verl.task_rows import task_row
 from steno_rollouts.build import NO_KEYS, Prepared
@@ -39,17 +39,21 @@ def sample(said: str, *, leaf: str = "t1", constrained: bool = False, version: s
     )  # fmt: skip
 
 
+def rows_of(samples: list[Sample], **given: Any) -> SessionRows:
+    return training_rows(samples, lineage="verl-a", **given)
+
+
 # -- rows ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_is_cut_before_its_first_sampled_token() -> None:
-    [row] = training_rows([sample("pppsps")], prompt_length=8, response_length=8).rows
+    [row] = rows_of([sample("pppsps")], prompt_length=8, response_length=8).rows
     assert (row.prompt_ids, row.response_ids) == ([10, 11, 12], [13, 14, 15])
     assert (row.mask, row.logprobs, row.steps) == ([1, 0, 1], [-3.0, 0.0, -5.0], (3, 3))
 
 
 def test_a_longer_prompt_goes_on_in_the_response_and_nothing_is_cut_from_its_left() -> None:
-    [row] = training_rows([sample("ppppss")], prompt_length=3, response_length=3).rows
+    [row] = rows_of([sample("ppppss")], prompt_length=3, response_length=3).rows
     assert (row.prompt_ids, row.response_ids, row.mask) == ([10, 11, 12], [13, 14, 15], [0, 1, 1])
 
 
@@ -57,16 +61,34 @@ def test_a_rows_steps_are_those_of_its_trained_tokens_that_are_left() -> None:
     spans = [TokenSpan(start=2, end=4, version="verl-a/3"), TokenSpan(start=4, end=5, version="verl-a/9")]
     long = sample("ppsss").model_copy(update={"spans": spans})
     for prompt_length in (2, 1):  # with one token of the prompt in the response
-        [whole] = training_rows([long], prompt_length=prompt_length, response_length=8).rows
-        [cut] = training_rows([long], prompt_length=prompt_length, response_length=4 - prompt_length).rows
+        [whole] = rows_of([long], prompt_length=prompt_length, response_length=8).rows
+        [cut] = rows_of([long], prompt_length=prompt_length, response_length=4 - prompt_length).rows
         assert (whole.trained_tokens, whole.steps) == (3, (3, 9))
         assert (cut.trained_tokens, cut.steps) == (2, (3, 3))
 
 
+@pytest.mark.parametrize("main_only", [False, True])
+def test_what_another_starts_weights_sampled_is_masked_and_counted(main_only: bool) -> None:
+    """Two jobs at one proxy, or a job and its successor, lend it their models under one name."""
+    spans = [(1, 2, "verl-b/7"), (3, 4, "verl-a/2"), (4, 5, "verl-b/8"), (5, 6, "verl-a/3")]
+    both = sample("pspsss").model_copy(update={"spans": [TokenSpan(start=a, end=b, version=v) for a, b, v in spans]})
+    found = rows_of(
+        [both, sample("pss", leaf="b", version="verl-b/7")], prompt_length=8, response_length=8, main_only=main_only
+    )
+    [row] = found.rows
+    assert (row.prompt_ids, row.response_ids) == ([10, 11, 12], [13, 14, 15])
+    assert (row.mask, row.logprobs, row.steps) == ([1, 0, 1], [-3.0, 0.0, -5.0], (2, 3))
+    assert found.untrained == ({"orphaned": 2, "other_branch": 2} if main_only else {"orphaned": 4})
+    [short] = rows_of([both], prompt_length=8, response_length=2).rows
+    assert (short.mask, short.steps) == ([1], (2, 2)), "its last token is cut off"
+    none = rows_of([sample("pss", version="verl-b/7")], prompt_length=8, response_length=8)
+    assert none.rows == [] and none.untrained == {"orphaned": 2}
+
+
 def test_what_is_too_long_is_cut_off_at_the_end_and_counted() -> None:
-    found = training_rows([sample("ppsss")], prompt_length=2, response_length=2)
+    found = rows_of([sample("ppsss")], prompt_length=2, response_length=2)
     assert found.rows[0].mask == [1, 1] and found.untrained == {"too_long": 1}
-    nothing = training_rows([sample("ppppps")], prompt_length=2, response_length=2)
+    nothing = rows_of([sample("ppppps")], prompt_length=2, response_length=2)
     assert nothing.rows == [] and nothing.untrained == {"too_long": 1}
 
 
@@ -77,24 +99,24 @@ def test_what_is_too_long_is_cut_off_at_the_end_and_counted() -> None:
 )
 def test_a_row_ends_at_its_last_trained_token_where_verl_puts_the_reward(said: str, response_length: int) -> None:
     """verl's GAE takes no reward from a masked token."""
-    [row] = training_rows([sample(said)], prompt_length=2, response_length=response_length).rows
+    [row] = rows_of([sample(said)], prompt_length=2, response_length=response_length).rows
     assert (row.response_ids, row.mask, row.logprobs) == ([12, 13], [1, 1], [-2.0, -3.0])
 
 
 def test_the_last_row_of_a_session_has_the_most_trained_tokens() -> None:
     samples = [sample("psss", leaf="a"), sample("ps", leaf="b"), sample("pss", leaf="c")]
-    found = training_rows(samples, prompt_length=8, response_length=8)
+    found = rows_of(samples, prompt_length=8, response_length=8)
     assert [row.trained_tokens for row in found.rows] == [1, 2, 3] and not found.untrained
-    main = training_rows(samples, prompt_length=8, response_length=8, main_only=True)
+    main = rows_of(samples, prompt_length=8, response_length=8, main_only=True)
     assert [row.trained_tokens for row in main.rows] == [3] and main.untrained == {"other_branch": 3}
     # After the cut it is another one.
-    cut = training_rows([sample("pppppsss", leaf="a"), sample("pss", leaf="b")], prompt_length=3, response_length=3)
+    cut = rows_of([sample("pppppsss", leaf="a"), sample("pss", leaf="b")], prompt_length=3, response_length=3)
     assert [row.trained_tokens for row in cut.rows] == [1, 2]
 
 
 def test_what_was_not_drawn_by_plain_temperature_sampling_is_validated_and_not_trained() -> None:
     greedy = sample("pss", constrained=True)
-    found = training_rows([greedy], prompt_length=8, response_length=8)
+    found = rows_of([greedy], prompt_length=8, response_length=8)
     assert found.rows == [] and found.untrained == {"constrained": 2}
     [row] = validation_rows([sample("ps", leaf="b"), greedy], prompt_length=8, response_length=8).rows
     assert (row.prompt_ids, row.mask, row.logprobs) == ([10], [1, 1], [-1.0, -2.0])
@@ -102,7 +124,8 @@ def test_what_was_not_drawn_by_plain_temperature_sampling_is_validated_and_not_t
 
 
 def test_a_version_says_its_step() -> None:
-    assert (step_of("verl-a/12"), step_of("base"), step_of("a/b")) == (12, None, None)
+    assert (step_of("verl-a/12", "verl-a"), step_of("verl-a/b", "verl-a")) == (12, None)
+    assert {step_of(version, "verl-a") for version in ("base", "verl-b/12", "verl-a-b/12", "x/verl-a/12")} == {None}
 
 
 # -- groups -------------------------------------------------------------------------------------------------------------------
