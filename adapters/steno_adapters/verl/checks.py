@@ -15,6 +15,8 @@ once for each of its rows."""
 MEANS_OF_ROWS = {"loss_agg_mode": ("seq-mean-token-mean",), "policy_loss.loss_mode": ("sapo", "geo_mean")}
 """Of the actor: what takes a mean over the tokens of each row and adds these up, so that a trial with two rows weighs twice. The
 sums of `seq-mean-token-sum` are divided by a number of rows that the configuration says, and weigh each token the same."""
+REWARDS = ("reward", "steno_turns", "steno_rows", "steno_failed")
+"""What verl can filter groups by: a row has its trial's reward, and these."""
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
@@ -46,6 +48,9 @@ def check_config(config: Any, branches: str) -> None:
             f"{ROLLOUT}.temperature: got {rollout.temperature}, must be above 0: what is trained is sampled",
             field=f"{ROLLOUT}.temperature",
         )
+    _must(rollout.get("enable_rollout_routing_replay", False), False, f"{ROLLOUT}.enable_rollout_routing_replay",
+          "which experts verl's servers chose is not recorded; instead of router_replay.mode R3 set R2 or disabled")  # fmt: skip
+    _check_rewards(config)
     estimator = str(config.algorithm.adv_estimator)
     if branches == "all" and estimator not in SEVERAL_ROWS:
         raise ConfigError(
@@ -54,7 +59,28 @@ def check_config(config: Any, branches: str) -> None:
             field="algorithm.adv_estimator",
         )
     if branches == "all":
+        _must(
+            config.distillation.enabled,
+            False,
+            "distillation.enabled",
+            "verl asks its teacher for the last row of a session, and a trial that forked has several; or set branches: main",
+        )
         _check_weights(config.actor_rollout_ref.actor)
+
+
+def _check_rewards(config: Any) -> None:
+    """Raises: ConfigError: verl would score rows itself, or is told to and would not."""
+    reward = config.reward
+    own = "a row has its trial's reward: set `reward`, of the agents' settings, instead"
+    _must(reward.reward_model.enable, False, "reward.reward_model.enable", own)
+    _must(reward.custom_reward_function.path, None, "reward.custom_reward_function.path", own)
+    _must(reward.reward_manager.name, "naive", "reward.reward_manager.name", own)
+    groups = config.algorithm.get("filter_groups") or {}
+    if groups.get("enable", False) and groups.get("metric") not in REWARDS:
+        raise ConfigError(
+            f"algorithm.filter_groups.metric: got {groups.get('metric')}, must be {' or '.join(REWARDS)}: rows have no other",
+            field="algorithm.filter_groups.metric",
+        )
 
 
 def _check_weights(actor: Any) -> None:

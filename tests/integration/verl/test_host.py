@@ -20,6 +20,7 @@ from steno_adapters.verl import agent_host, loop
 from steno_adapters.verl.agent_host import AgentHost, PlayedSession
 from steno_adapters.verl.job import JobFacts
 from steno_adapters.verl.loop import RemoteAgentLoop
+from steno_adapters.verl.checks import REWARDS
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
 from steno_adapters.verl.session_rows import SessionRow, SessionRows
 from steno_adapters.verl.settings import VerlSettings
@@ -253,3 +254,4 @@ def test_outputs_of_a_session_share_nothing_that_can_be_changed() -> None:
     for name in ("prompt_ids", "response_ids", "response_mask", "response_logprobs"):
         getattr(made[0], name).append(0)
     assert made[1].model_dump() == before
+    assert {"reward", *before["extra_fields"]["reward_extra_info"]} == set(REWARDS)

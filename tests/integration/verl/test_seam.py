@@ -123,6 +123,15 @@ def test_verls_own_configuration_has_what_is_looked_at(tmp_path: Path) -> None:
         ("trainer.use_v1=false", "trainer.use_v1: got False, must be True"),
         ("algorithm.adv_estimator=remax", "algorithm.adv_estimator: got 'remax', must be grpo or gae"),
         ("+steno.group_size=4", "group_size: can't be given here: actor_rollout_ref.rollout.n decides it"),
+        ("reward.reward_model.enable=true", "reward.reward_model.enable: got True, must be False"),
+        ("reward.custom_reward_function.path=r.py", "reward.custom_reward_function.path: got r.py, must be None"),
+        ("reward.reward_manager.name=dapo", "reward.reward_manager.name: got dapo, must be naive"),
+        ("algorithm.filter_groups={enable:true,metric:acc}", "algorithm.filter_groups.metric: got acc, must be reward"),
+        ("distillation.enabled=true", "distillation.enabled: got True, must be False"),
+        (
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=true",
+            "enable_rollout_routing_replay: got True, must be False",
+        ),
         ("+steno.nonsense=4", "+steno.nonsense: no such setting"),
     ],
 )

@@ -25,8 +25,15 @@ def config(**rollout: Any) -> Node:
     actor = Node(loss_agg_mode=rollout.pop("loss_agg_mode", "token-mean"))
     actor["policy_loss"] = Node(loss_mode=rollout.pop("loss_mode", "vanilla"))
     rest = Node(use_v1=rollout.pop("use_v1", True)), Node(adv_estimator=rollout.pop("adv_estimator", "grpo"))
+    rest[1]["filter_groups"] = rollout.pop("filter_groups", None)
+    reward = Node(
+        reward_model=Node(enable=rollout.pop("reward_model", False)),
+        custom_reward_function=Node(path=rollout.pop("reward_function", None)),
+        reward_manager=Node(name=rollout.pop("reward_manager", "naive")),
+    )
+    distillation = Node(enabled=rollout.pop("distillation", False))
     verls = Node(rollout=Node(plain | rollout), actor=actor)
-    return Node(actor_rollout_ref=verls, trainer=rest[0], algorithm=rest[1])
+    return Node(actor_rollout_ref=verls, trainer=rest[0], algorithm=rest[1], reward=reward, distillation=distillation)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +52,24 @@ def config(**rollout: Any) -> Node:
         ),
         ({"loss_mode": "sapo"}, "actor.policy_loss.loss_mode: got 'sapo', counts each row as a sequence"),
         ({"loss_mode": "geo_mean"}, "or set branches: main"),
+        (
+            {"distillation": True},
+            "distillation.enabled: got True, must be False: verl asks its teacher for the last row",
+        ),
+        (
+            {"enable_rollout_routing_replay": True},
+            "rollout.enable_rollout_routing_replay: got True, must be False: which experts",
+        ),
+        ({"reward_model": True}, "reward.reward_model.enable: got True, must be False: a row has its trial's reward"),
+        (
+            {"reward_function": "r.py"},
+            "custom_reward_function.path: got r.py, must be None: a row has its trial's reward",
+        ),
+        ({"reward_manager": "dapo"}, "reward_manager.name: got dapo, must be naive: a row has its trial's reward: set"),
+        (
+            {"filter_groups": {"enable": True, "metric": "acc"}},
+            "filter_groups.metric: got acc, must be reward or steno_turns or steno_rows or steno_failed: rows have no",
+        ),
     ],
 )
 def test_what_would_spoil_the_rows_is_refused_before_anything_runs(given: dict[str, Any], words: str) -> None:
@@ -83,8 +108,25 @@ def test_a_trainer_that_takes_one_row_of_a_session_is_refused() -> None:
 
 def test_what_counts_rows_takes_the_main_branch() -> None:
     check_config(config(), "all")
-    for alone in ({"adv_estimator": "rloo"}, {"loss_agg_mode": "seq-mean-token-mean"}, {"loss_mode": "sapo"}):
+    for alone in (
+        {"adv_estimator": "rloo"},
+        {"loss_agg_mode": "seq-mean-token-mean"},
+        {"loss_mode": "sapo"},
+        {"distillation": True},
+    ):
         check_config(config(**alone), "main")
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"enable": False, "metric": "acc"},
+        {"enable": True, "metric": "reward"},
+        {"enable": True, "metric": "steno_failed"},
+    ],
+)
+def test_verl_filters_groups_by_what_rows_have(groups: dict[str, Any]) -> None:
+    check_config(config(filter_groups=groups), "all")
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
