@@ -27,13 +27,12 @@ from steno_adapters.verl.leftovers import end_leftovers, mark_ended, mark_runnin
 from steno_adapters.verl.prompt_groups import PromptGroup, PromptSession
 from steno_adapters.verl.session_rows import SessionRows, training_rows, validation_rows
 from steno_adapters.verl.settings import VerlSettings
-from steno_adapters.verl.tokens import VerlEngine, VerlTokens
+from steno_adapters.verl.tokens import VerlEngine, VerlFormat, VerlTokens
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.outcome import EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.play import DEFAULT_TIMEOUT_S, Assignment, ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner
-from steno_worker.chat.hf import HfChatFormat
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
@@ -44,9 +43,9 @@ SERVED_S = 300.0
 SPARE_S = 600.0
 """Of a group's deadline: for all that is not an agent's time."""
 FAILED_REWARD = 0.0
+"""Of a failed trial in validation: left out, it would make the score better."""
 _actors: list[Any] = []
 """Handles of the job's actor. The one of the process that made it keeps it alive; those that were found by its name do not."""
-"""Of a failed trial in validation: left out, it would make the score better."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,9 @@ async def job_facts(config: Any, settings: VerlSettings) -> JobFacts:
         actor = await asyncio.to_thread(job, name, settings.run, settings.proxy, *keys)
         facts = await asyncio.to_thread(facts_of, actor)
     except Exception as error:
+        raise ConfigError(f"proxy: {error}", field="proxy") from error
     _actors.append(actor)
     return facts
-        raise ConfigError(f"proxy: {error}", field="proxy") from error
 
 
 class AgentHost:
@@ -255,13 +254,8 @@ class AgentHost:
             )
 
     async def _start(self, servers: Any, tokenizer: Any) -> None:
-        model = str(self._config.actor_rollout_ref.model.path)
-        context = context_tokens(self._rollout)
-        engine = await asyncio.to_thread(
-            _engine, servers, tokenizer, model, context, self._settings.model_name, self._facts.lineage,
-            bool(self._rollout.get("full_determinism", False)),
-        )  # fmt: skip
-        tokens, chat = engine
+        name, lineage = self._settings.model_name, self._facts.lineage
+        tokens, chat = await asyncio.to_thread(_engine, servers, tokenizer, self._config, name, lineage)
         await chat.start()
         settings = WorkerSettings(
             proxy=[self._facts.proxy],
@@ -291,20 +285,33 @@ class AgentHost:
             ) from None
 
 
-def _engine(
-    servers: Any, tokenizer: Any, model: str, context: int, name: str, lineage: str, distinct: bool
-) -> tuple[VerlTokens, VerlEngine]:
-    """Reads the model's tokenizer and configuration. Raises: ConfigError: it has no fast tokenizer, or no template."""
+def _engine(servers: Any, tokenizer: Any, config: Any, name: str, lineage: str) -> tuple[VerlTokens, VerlEngine]:
+    """Reads the model's tokenizer and configuration.
+
+    Raises: ConfigError: it has no fast tokenizer, no template, or no configuration that can be read.
+    """
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     try:
-        eos = GenerationConfig.from_pretrained(model).eos_token_id
+        files = seam.model_files(model)
+        read = AutoConfig.from_pretrained(files, trust_remote_code=bool(model.get("trust_remote_code", False)))
+    except (OSError, ValueError) as error:
+        key = "actor_rollout_ref.model.path"
+        raise ConfigError(f"{key}: got {model.path}, its configuration can't be read: {error}", field=key) from error
+    try:
+        eos = GenerationConfig.from_pretrained(files).eos_token_id
     except OSError:  # the file is optional
         eos = None
     stops = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    context = context_tokens(rollout)
     # verl's own goes on being used by others, and a format turns off what would truncate.
-    chat = HfChatFormat(copy.deepcopy(tokenizer), name=name, stop_ids=stops, context_tokens=context)
-    width = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
+    chat = VerlFormat(
+        copy.deepcopy(tokenizer), config.data.get("apply_chat_template_kwargs") or {},
+        name=name, stop_ids=stops, context_tokens=context,
+    )  # fmt: skip
+    width = int(read.get_text_config().vocab_size)
     tokens = VerlTokens(
         servers, name=name, lineage=lineage, context_tokens=context, vocabulary_size=max(width, chat.vocab_size),
-        tokenizer_digest=chat.digest, stop_ids=chat.stop_ids, distinct=distinct,
+        tokenizer_digest=chat.digest, stop_ids=chat.stop_ids, distinct=bool(rollout.get("full_determinism", False)),
+        seed_name="sampling_seed" if rollout.name == "sglang" else "seed",
     )  # fmt: skip
     return tokens, VerlEngine(tokens, chat)

@@ -18,6 +18,7 @@ import transfer_queue  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput  # noqa: E402
 from verl.trainer.ppo import padding_utils  # noqa: E402
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ  # noqa: E402
+from verl.utils.fs import copy_to_local  # noqa: E402
 from verl.workers.rollout.llm_server import LLMServerClient  # noqa: E402
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "attempt",
     "is_validation",
     "let_padding_be_logged",
+    "model_files",
     "unfinished",
 ]
 
@@ -56,6 +58,12 @@ def let_padding_be_logged() -> None:
     """In this process, which is the trainer's: how many rows without a token verl adds to a batch, which it says at a level that
     is not shown."""
     padding_utils.logger.setLevel(logging.INFO)
+
+
+def model_files(model: Any) -> str:
+    """Where the configuration of `actor_rollout_ref.model` is on this machine, or its name at the hub. Blocking: verl copies what
+    is at hdfs:// once."""
+    return str(copy_to_local(str(model.get("hf_config_path") or model.path), use_shm=bool(model.get("use_shm", False))))
 
 
 async def unfinished(uids: Collection[str]) -> set[str]:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from steno.contracts.chat import Job, Sampling
+from steno.contracts.chat import Job, Message, Sampling, Tool
 from steno.contracts.errors import EngineFailed, WeightsRefused
 from steno.contracts.wire.frames import Generate, ModelCard, StreamEvent
 from steno_adapters.verl.checks import check_request
 from steno_adapters.verl.seam import ABORTED, LLMServerClient, attempt
 from steno_worker.chat.chat_engine import ChatEngine
+from steno_worker.chat.hf import HfChatFormat
 from steno_worker.interfaces import StagedUpdate, TokenStep, TokenTally
 
 RESUME_S = 1.0
@@ -38,12 +39,24 @@ class VerlEngine(ChatEngine):
                 yield event
 
 
+class VerlFormat(HfChatFormat):
+    """defaults: template options, where an agent's request has none of that name: verl's `apply_chat_template_kwargs`."""
+
+    def __init__(self, tokenizer: Any, defaults: Mapping[str, Any], **given: Any) -> None:
+        self._defaults = dict(defaults)
+        super().__init__(tokenizer, **given)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: dict[str, Any]) -> list[int]:
+        return super().render(messages, tools, {**self._defaults, **options})
+
+
 class VerlTokens:
     """A `TokenEngine` over `LLMServerClient.generate`. Weights are verl's own business: none are loaded through Steno.
 
     Args:
         lineage: of this start of the trainer; versions are `lineage/step`.
         stop_ids: those that end an answer; verl's servers are told them.
+        seed_name: what the servers call a seed.
         distinct: each request is named by itself, and not by its trial (verl's `full_determinism` gives vLLM that name).
         changed: called when the servers turn out to have other weights.
     """
@@ -58,6 +71,7 @@ class VerlTokens:
         vocabulary_size: int,
         tokenizer_digest: str,
         stop_ids: Collection[int],
+        seed_name: str = "seed",
         distinct: bool = False,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -66,6 +80,7 @@ class VerlTokens:
         self._servers = servers
         self._lineage = lineage
         self._stop_ids = frozenset(stop_ids)
+        self._seed_name = seed_name
         self._distinct = distinct
         self._running = 0
         self._step = 0
@@ -133,7 +148,7 @@ class VerlTokens:
     async def _attempt(self, name: str, ids: list[int], law: Sampling, most: int) -> TokenStep:
         stops = frozenset(law.stop_token_ids) | (frozenset() if law.ignore_eos else self._stop_ids)
         try:
-            answer = await attempt(self._servers, name, ids, _parameters(law, most, stops))
+            answer = await attempt(self._servers, name, ids, _parameters(law, most, stops, self._seed_name))
         except Exception as error:
             raise EngineFailed(f"verl's server: {type(error).__name__}: {error}") from error
         sampled = [int(token) for token in answer.token_ids]
@@ -168,7 +183,7 @@ def _finish(
     return None if reason in ABORTED and len(sampled) < most else "length"
 
 
-def _parameters(law: Sampling, most: int, stops: frozenset[int]) -> dict[str, Any]:
+def _parameters(law: Sampling, most: int, stops: frozenset[int], seed_name: str) -> dict[str, Any]:
     """For vLLM and SGLang, in the words that verl's agent loops use."""
     given: dict[str, Any] = {
         "temperature": law.temperature,
@@ -185,5 +200,5 @@ def _parameters(law: Sampling, most: int, stops: frozenset[int]) -> dict[str, An
     if law.ignore_eos:
         given["ignore_eos"] = True
     if law.seed is not None:
-        given["seed"] = law.seed
+        given[seed_name] = law.seed
     return given

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +18,11 @@ from steno import Client
 from steno.contracts.chat import Job, Sampling
 from steno.contracts.errors import ConfigError, Unreachable
 from steno.models import TINY
-from steno_adapters.verl import agent_host, loop
+from steno_adapters.verl import agent_host, loop, seam
 from steno_adapters.verl.agent_host import AgentHost, PlayedSession
+from steno_adapters.verl.checks import REWARDS
 from steno_adapters.verl.job import JobFacts
 from steno_adapters.verl.loop import RemoteAgentLoop
-from steno_adapters.verl.checks import REWARDS
 from steno_adapters.verl.prompt_groups import PromptGroups, PromptSession
 from steno_adapters.verl.session_rows import SessionRow, SessionRows
 from steno_adapters.verl.settings import VerlSettings
@@ -67,6 +69,69 @@ async def test_an_answer_that_is_broken_off_before_its_first_token_is_asked_for_
         ([8, 2], "verl-a/3", "stop"),
     ]
     assert asked == [[5], [5], [5, 7], [5, 7]]
+
+
+@pytest.mark.parametrize(("server", "seed_name"), [("vllm", "seed"), ("sglang", "sampling_seed")])
+async def test_a_seed_is_named_as_the_server_names_it(
+    server: str, seed_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang refuses a name that it does not know."""
+    asked: list[dict[str, Any]] = []
+
+    async def attempt(servers: Any, name: str, ids: list[int], sampling: dict[str, Any]) -> TokenOutput:
+        asked.append(sampling)
+        return TokenOutput(token_ids=[5], log_probs=[-0.5], stop_reason="completed", extra_fields={})
+
+    monkeypatch.setattr("steno_adapters.verl.tokens.attempt", attempt)
+    config = verl_config(None, f"actor_rollout_ref.rollout.name={server}")
+    tokens, _ = agent_host._engine(None, AutoTokenizer.from_pretrained(TINY), config, "policy", "verl-a")
+    async for _ in tokens.sample("r", [5], Sampling(max_tokens=1, seed=7), Job(messages=[])):
+        pass
+    assert {name: value for name, value in asked[0].items() if "seed" in name} == {seed_name: 7}
+
+
+def test_verls_template_options_hold_where_an_agent_says_no_other() -> None:
+    """verl's data set measures prompts with them."""
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer.chat_template = "{{ 'thinks' if enable_thinking | default(true) else 'answers' }}"
+
+    def text(options: dict[str, Any], *overrides: str) -> str:
+        _, engine = agent_host._engine(None, tokenizer, verl_config(None, *overrides), "policy", "verl-a")
+        return str(tokenizer.decode(engine._format.render([{"role": "user", "content": "?"}], [], options)))
+
+    off = "+data.apply_chat_template_kwargs.enable_thinking=false"
+    assert (text({}), text({}, off)) == ("thinks", "answers")
+    assert text({"enable_thinking": True}, off) == "thinks", "the agent's own counts"
+
+
+def test_a_model_with_code_of_its_own_is_read_as_verl_reads_it(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    own = "from transformers import PretrainedConfig\n\n\nclass Own(PretrainedConfig):\n    model_type = 'own'\n"
+    (folder / "configuration_own.py").write_text(own)
+    mapped = {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.Own"}, "vocab_size": 99_999}
+    (folder / "config.json").write_text(json.dumps(mapped))
+    tokenizer, path = AutoTokenizer.from_pretrained(TINY), f"actor_rollout_ref.model.path={folder}"
+    trusted = verl_config(None, path, "actor_rollout_ref.model.trust_remote_code=true")
+    tokens, _ = agent_host._engine(None, tokenizer, trusted, "policy", "verl-a")
+    assert tokens.card().vocabulary_size == 99_999
+    with pytest.raises(
+        ConfigError, match=r"actor_rollout_ref.model.path: got .*/model, its configuration can't be read"
+    ):
+        agent_host._engine(None, tokenizer, verl_config(None, path), "policy", "verl-a")
+
+
+def test_a_model_of_another_file_system_is_where_verl_has_copied_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[tuple[str, bool]] = []
+
+    def copy_to_local(path: str, use_shm: bool) -> str:
+        copied.append((path, use_shm))
+        return str(TINY)
+
+    monkeypatch.setattr(seam, "copy_to_local", copy_to_local)
+    config = verl_config(None, "actor_rollout_ref.model.path=hdfs://x/q", "actor_rollout_ref.model.use_shm=true")
+    agent_host._engine(None, AutoTokenizer.from_pretrained(TINY), config, "policy", "verl-a")
+    assert copied == [("hdfs://x/q", True)]
 
 
 @pytest.fixture(scope="module")
@@ -248,10 +313,10 @@ def test_outputs_of_a_session_share_nothing_that_can_be_changed() -> None:
     made = loop.outputs(PlayedSession(ended, SessionRows(rows), 1.0))
     before = made[1].model_dump()
     assert before["extra_fields"]["reward_extra_info"] == {"steno_turns": 3, "steno_rows": 2, "steno_failed": 0}
+    assert {"reward", *before["extra_fields"]["reward_extra_info"]} == set(REWARDS)
     assert (before["reward_score"], before["extra_fields"]["steno_trial_id"]) == (1.0, "g.0")
     made[0].extra_fields["reward_extra_info"]["steno_turns"] = 9
     made[0].extra_fields["more"] = made[0].metrics.generate_sequences = 7
     for name in ("prompt_ids", "response_ids", "response_mask", "response_logprobs"):
         getattr(made[0], name).append(0)
     assert made[1].model_dump() == before
-    assert {"reward", *before["extra_fields"]["reward_extra_info"]} == set(REWARDS)

@@ -112,7 +112,9 @@ def test_verls_own_configuration_has_what_is_looked_at(tmp_path: Path) -> None:
         "prompt_length",
         "response_length",
     } <= names
-    assert {"max_model_len", "full_determinism", "agent"} <= names
+    assert {"max_model_len", "full_determinism", "agent", "name", "enable_rollout_routing_replay"} <= names
+    assert {"path", "hf_config_path", "use_shm", "trust_remote_code"} <= set(config.actor_rollout_ref.model)
+    assert "use_shm" in parameters(seam.copy_to_local) and "apply_chat_template_kwargs" in config.data
     assert config.trainer.use_v1 is True and isinstance(omega_conf_to_dataclass(config.algorithm), AlgoConfig)
 
 
@@ -121,8 +123,6 @@ def test_verls_own_configuration_has_what_is_looked_at(tmp_path: Path) -> None:
     [
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs: got False, must be True"),
         ("trainer.use_v1=false", "trainer.use_v1: got False, must be True"),
-        ("algorithm.adv_estimator=remax", "algorithm.adv_estimator: got 'remax', must be grpo or gae"),
-        ("+steno.group_size=4", "group_size: can't be given here: actor_rollout_ref.rollout.n decides it"),
         ("reward.reward_model.enable=true", "reward.reward_model.enable: got True, must be False"),
         ("reward.custom_reward_function.path=r.py", "reward.custom_reward_function.path: got r.py, must be None"),
         ("reward.reward_manager.name=dapo", "reward.reward_manager.name: got dapo, must be naive"),
@@ -132,6 +132,8 @@ def test_verls_own_configuration_has_what_is_looked_at(tmp_path: Path) -> None:
             "actor_rollout_ref.rollout.enable_rollout_routing_replay=true",
             "enable_rollout_routing_replay: got True, must be False",
         ),
+        ("algorithm.adv_estimator=remax", "algorithm.adv_estimator: got 'remax', must be grpo or gae"),
+        ("+steno.group_size=4", "group_size: can't be given here: actor_rollout_ref.rollout.n decides it"),
         ("+steno.nonsense=4", "+steno.nonsense: no such setting"),
     ],
 )
