@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
 
-from steno.contracts.rest import GroupSpec
+from steno.contracts.records import Session
+from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.runs.leases import LeaseRequest
 from steno.contracts.runs.training_steps import TrainingStep
+from steno_proxy.store.interface import SessionListPage
+from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.integration.viewer.conftest import looking
 from tests.support.workers.parrot import ParrotEngine
@@ -32,6 +36,23 @@ async def test_the_newest_groups_are_shown_and_older_ones_on_demand(browser: Any
             await page.click("text=Show older ones")
             await page.wait_for_selector("table.rows tbody tr:nth-child(203) >> text=g000")
             assert await page.text_content(".headline [role=status]") == "203"
+            assert not await page.is_visible("text=Show older ones")
+            assert await looker.faults() == [] and looker.troubles == []
+
+
+async def test_the_newest_runs_are_shown_and_older_ones_on_demand(browser: Any) -> None:
+    """All of them would be read again at each look."""
+    async with running(ParrotEngine()) as proxy:
+        for number in range(103):
+            await proxy.steno.create_group(GroupSpec(run_id=f"r{number:03}", size=1))
+        async with looking(browser, proxy.url) as looker:
+            page = looker.page
+            await looker.go("runs", "table.rows tbody tr:nth-child(100) >> text=r003")
+            assert await page.locator("table.rows tbody tr").count() == 100
+            assert await page.text_content(".headline .small") == "the newest 100"
+            await page.click("text=Show older ones")
+            await page.wait_for_selector("table.rows tbody tr:nth-child(103) >> text=r000")
+            assert await page.text_content(".headline .small") == ""
             assert not await page.is_visible("text=Show older ones")
             assert await looker.faults() == [] and looker.troubles == []
 
@@ -156,6 +177,38 @@ async def test_steps_that_a_resumed_trainer_takes_again_replace_the_lost_ones(pr
         await page.wait_for_selector("circle >> text=step 4: 40", state="attached")
         assert await dots.all_text_contents() == ["step 1: 1", *(f"step {n}: {10 * n}" for n in range(2, 7))]
         assert looker.troubles == []
+
+
+async def test_later_looks_at_a_young_run_pass_over_the_sessions_before_it(
+    browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may have a month of sessions. A list of fewer than were asked for has looked at all of them."""
+    store, long_ago, looked = MemoryStore(), time.time() - 86_400, []
+    for n in range(500):
+        made_at = long_ago + n
+        await store.register(Session(trial_id=f"old-{n}", run_id="old", created_at=made_at, updated_at=made_at))
+    list_sessions = store.list_sessions
+
+    async def noted(**asked: Any) -> SessionListPage:
+        found = await list_sessions(**asked)
+        looked.append(found.looked)
+        return found
+
+    monkeypatch.setattr(store, "list_sessions", noted)
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        mean = ".fact:has(dt:text-is('Mean reward')) dd:text-is('{}')"
+
+        async def score(reward: float) -> None:
+            group = await proxy.steno.create_group(GroupSpec(run_id="young", size=1))
+            await proxy.steno.complete(group.trials[0].session.trial_id, Completion(reward=reward))
+
+        await score(1.0)
+        await looker.go("runs/young", mean.format("1"))
+        for reward in (0.0, 0.0, 0.0):
+            await score(reward)
+        await page.wait_for_selector(mean.format("0.25"))
+        assert (looked[0], looked[-1]) == (501, 4) and looker.troubles == []
 
 
 async def test_where_each_group_is_is_told(proxy: Proxy, browser: Any) -> None:

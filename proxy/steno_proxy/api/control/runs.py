@@ -3,6 +3,7 @@ it; a run's key reads its own run (I8)."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Annotated
 
@@ -25,6 +26,8 @@ from steno_proxy.auth.keys import key_of
 log = logging.getLogger(__name__)
 
 RunId = Annotated[str, Path(max_length=128)]
+VIEWED_AT_ONCE = 100
+"""Runs of a list whose states are read together: over Redis in few round trips, in memory in 2 ms. 1,000 are JSON in 6 ms."""
 router = APIRouter(tags=["runs"], responses=ERRORS)
 of_admin = [Depends(admin), Depends(known_query)]
 
@@ -85,11 +88,17 @@ async def key_of_run(request: Request, run_id: RunId) -> Response:
     summary="Runs that have groups, the one with the newest group first",
 )
 async def list_runs(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 20) -> Response:
-    runs = services(request).store.runs
-    found = []
-    for run_id, made_at in await runs.newest(limit):
-        view = await runs.view(run_id, ledger=False)
-        found.append(RunSummary(run_id=run_id, last_group_at=made_at, groups=view.groups, eval_groups=view.eval_groups))
+    runs, pace = services(request).store.runs, services(request).pace
+    newest, found = await runs.newest(limit), []
+    for start in range(0, len(newest), VIEWED_AT_ONCE):
+        some = newest[start : start + VIEWED_AT_ONCE]
+        await pace.turn()
+        views = await asyncio.gather(*(runs.view(run_id, ledger=False) for run_id, _ in some))
+        found += [
+            RunSummary(run_id=run_id, last_group_at=made_at, groups=view.groups, eval_groups=view.eval_groups)
+            for (run_id, made_at), view in zip(some, views, strict=True)
+        ]
+    await pace.turn()
     return encoded(request, RunList(items=found))
 
 

@@ -2,13 +2,16 @@
 
 import { get, lookAgain } from "./api.js";
 import { lineChart, shareBar } from "./charts.js";
-import { h, put, update } from "./dom.js";
+import { h, put, say, update } from "./dom.js";
 import { brief, count, many, plain, reward, seconds, time } from "./format.js";
 import { fact } from "./pieces.js";
 
 const LOOK_MS = 3000;
+const PAGE = 100;
 const MOST_RUNS = 1000;
 const SESSIONS = 400;
+// By how much the clocks of replicas may differ.
+const CLOCKS_S = 60;
 // Of steps that a resumed trainer may take again, while it was heard of within LIVES_S.
 const LOOKS_FOR_ALL = 5;
 // Evaluations are added later (`steno evaluate --follow`), most of them to one of so many last steps: these are read again at every
@@ -20,15 +23,27 @@ const LIVES_S = 60;
 export async function runsView(main, _, __, signal) {
   const page = h("div");
   const found = h("span.dim.small");
+  const more = h("button.more", { hidden: true, onclick: older }, "Show older ones");
+  let most = PAGE;
   let seen = "";
-  put(main, h("div.page", h("div.headline", h("h1", "Runs"), found), page));
-  await lookAgain(async () => {
-    const { items } = await get("runs", { limit: MOST_RUNS }, signal);
+  put(main, h("div.page", h("div.headline", h("h1", "Runs"), found), page, more));
+
+  async function look() {
+    const asked = most;
+    const { items } = await get("runs", { limit: asked }, signal);
+    if (asked !== most) return; // more of them are on their way
     const now = JSON.stringify(items);
     if (now !== seen) put(page, table(items)); // only then: whoever is on a link with the keyboard stays there
     seen = now;
-    found.textContent = items.length < MOST_RUNS ? "" : `the newest ${count(MOST_RUNS)}`;
-  }, LOOK_MS, signal);
+    found.textContent = items.length < most ? "" : `the newest ${count(most)}`;
+    more.hidden = items.length < most || most === MOST_RUNS;
+  }
+
+  function older() {
+    most = Math.min(most + PAGE, MOST_RUNS);
+    look().then(() => say(found.textContent || "all runs shown"), () => { /* the next look may succeed */ });
+  }
+  await lookAgain(look, LOOK_MS, signal);
 }
 
 function table(items) {
@@ -60,8 +75,11 @@ async function draw(run, parts, signal) {
   const path = `runs/${encodeURIComponent(run)}`;
   const [view, policies] = await Promise.all([get(path, {}, signal), get("policy", {}, signal)]);
   const now = JSON.stringify([view.groups, view.eval_groups, view.sampled, view.borrowed]);
-  if (now !== parts.seen) parts.sessions = await get("sessions", { run_id: run, order: "newest", limit: SESSIONS }, signal);
+  if (now !== parts.seen) parts.sessions = await get("sessions", { run_id: run, order: "newest", limit: SESSIONS, since: parts.since }, signal);
   parts.seen = now;
+  // Where these are all of the run, the store is not searched again for others before them: later sessions of a run are newer.
+  const { items, next_cursor: further, unreadable } = parts.sessions;
+  if (items.length && further === null && !unreadable.length) parts.since = items.at(-1).created_at - CLOCKS_S;
   await knowEvaluations(run, view, parts, signal);
   await parts.steps.look(view.trainer);
   const { sessions } = parts;

@@ -11,10 +11,11 @@ import pytest
 from fastapi import Request
 
 from steno.contracts.rest import TurnPage
-from steno.contracts.runs.leases import GroupList, GroupPlace
+from steno.contracts.runs.leases import GroupList, GroupPlace, RunList, RunView
 from steno_proxy.api.agent_http import IncomingBody, read_body
 from steno_proxy.api.common import encoded, encoded_items
 from steno_proxy.api.control.groups import LISTED_AT_ONCE, list_groups
+from steno_proxy.api.control.runs import VIEWED_AT_ONCE, list_runs
 from steno_proxy.config.settings import ProxySettings
 from steno_proxy.pace import LARGE_BYTES, STEPS_BETWEEN, Pace
 from steno_proxy.server.app import create_app
@@ -129,6 +130,29 @@ async def test_a_list_of_groups_is_made_some_hundreds_at_a_time() -> None:
         whole = GroupList(items=await groups(run_id))
         assert (found.body, found.media_type) == (encoded(request, whole).body, "application/json")
         assert len(pace.said) == 2 * chunks + 1
+
+
+async def test_the_states_of_runs_in_a_list_are_read_some_at_a_time_and_those_together() -> None:
+    """Over Redis each is a round trip of its own, if it is read alone; in memory nothing else goes on meanwhile."""
+    newest = [(f"r-{number}", float(number)) for number in range(2 * VIEWED_AT_ONCE + 1)]
+    reading, most = 0, 0
+
+    async def first(limit: int) -> list[tuple[str, float]]:
+        return newest[:limit]
+
+    async def view(run_id: str, *, ledger: bool) -> RunView:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0)
+        reading -= 1
+        return RunView(run_id=run_id)
+
+    pace = Noted()
+    found = await list_runs(asked(pace, store=SimpleNamespace(runs=SimpleNamespace(newest=first, view=view))), 1000)
+    shown = RunList.model_validate_json(bytes(found.body)).items
+    assert [(run.run_id, run.last_group_at) for run in shown] == newest
+    assert (most, len(pace.said)) == (VIEWED_AT_ONCE, 4)
 
 
 def test_pages_are_made_in_turn_with_all_other_large_work_of_the_application() -> None:
