@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.utf_8_sig  # noqa: F401  # of a Python in root's folder this user could load nothing when it is first used
 import os
 import signal
 import traceback
