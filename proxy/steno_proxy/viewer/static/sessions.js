@@ -57,7 +57,9 @@ function filters(query, live) {
   const go = () => {
     const wanted = new URLSearchParams();
     for (const field of form.elements) if (field.name && field.value.trim()) wanted.set(field.name, field.value.trim());
-    location.hash = `#/sessions${wanted.size ? `?${wanted}` : ""}`;
+    const where = `#/sessions${wanted.size ? `?${wanted}` : ""}`;
+    if (where === location.hash) dispatchEvent(new HashChangeEvent("hashchange")); // there may be others by now
+    else location.hash = where;
   };
   const text = (name, label, width) =>
     h("label.field", h("span", label), h("input", { name, value: query.get(name) ?? "", size: width, spellcheck: "false" }));
