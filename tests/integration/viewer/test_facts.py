@@ -123,6 +123,7 @@ async def test_arguments_of_a_call_are_shown_with_the_digits_that_were_sampled(p
               });
             }""",
             [*split, *whole],
+    whole += ['{"cmd": "rm", "cmd": "ls"}', '{"deep": [{"a": "\\"", "\\u0061": ","}]}']  # a name is given twice
         )
         assert shown == [None, None, *whole]
 

@@ -117,10 +117,10 @@ function calls(message) {
   });
 }
 
-// Whether its numbers, read and written again, have the digits that they have in this JSON.
-function keepsNumbers(raw) {
-  const numbers = raw.replace(/\\./g, "").replace(/"[^"]*"/g, "").match(/-?\d[\d.eE+-]*/g) ?? [];
-  return numbers.every((digits) => String(Number(digits)) === digits);
+// Whether these values say all that this JSON does: no name is given twice, and each number has the digits that it has there.
+function sayAll(values, raw) {
+  const withoutTexts = (json) => json.replace(/\\./g, "").replace(/"[^"]*"/g, "").replace(/\s+/g, "");
+  return withoutTexts(JSON.stringify(values)) === withoutTexts(raw);
 }
 
 // Arguments one by one, so that a script in one of them reads as the lines it has.
@@ -131,7 +131,7 @@ function callArguments(raw) {
   } catch {
     return longText(raw, { kind: "code" });
   }
-  if (typeof values !== "object" || values === null || Array.isArray(values) || !keepsNumbers(raw)) return longText(raw, { kind: "code" });
+  if (typeof values !== "object" || values === null || Array.isArray(values) || !sayAll(values, raw)) return longText(raw, { kind: "code" });
   return h("dl.arguments", Object.entries(values).map(([name, value]) => [h("dt", plain(name)),
     h("dd", longText(typeof value === "string" ? value : JSON.stringify(value, null, 2), { kind: "code" }))]));
 }
