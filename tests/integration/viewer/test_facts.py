@@ -103,9 +103,27 @@ async def test_what_is_worked_out_of_a_record_is_not_written_into_it(proxy: Prox
         assert found == [1, 0, ["step", "differences"]]
 
 
+async def test_tools_that_each_turn_repeats_are_kept_once(proxy: Proxy, browser: Any) -> None:
+    """A coding agent's are 72 KB, and a trial has hundreds of turns."""
+    async with looking(browser, proxy.url) as looker:
+        await looker.go("sessions", "table.rows tbody tr")
+        kept = await looker.page.evaluate(
+            """async () => {
+              const { Recording } = await import("./static/record.js");
+              const recording = new Recording();
+              recording.take(["a", "a", "b", "b", "a"].map((name, index) => (
+                { turn_id: `t${index}`, parent_id: index ? `t${index - 1}` : null, index, tools: [{ name }] })));
+              const tools = recording.turns.map((turn) => turn.tools);
+              return [tools.map(([tool]) => tool.name).join(""), new Set(tools).size];
+            }"""
+        )
+        assert kept == ["aabba", 3]
+
+
 async def test_arguments_of_a_call_are_shown_with_the_digits_that_were_sampled(proxy: Proxy, browser: Any) -> None:
     split = ['{"id": 12, "ratio": -0.5, "text": "1.0 and \\"2.0"}', '{"text": "\\\\", "ids": [1, 2]}']
     whole = ['{"id": 9007199254740993}', '{"ratio": 1.0}', '{"rate": 1e-5}', '{"deep": [{"at": -0}]}']
+    whole += ['{"cmd": "rm", "cmd": "ls"}', '{"deep": [{"a": "\\"", "\\u0061": ","}]}']  # a name is given twice
     async with looking(browser, proxy.url) as looker:
         await looker.go("sessions", "table.rows tbody tr")
         shown = await looker.page.evaluate(
@@ -123,7 +141,6 @@ async def test_arguments_of_a_call_are_shown_with_the_digits_that_were_sampled(p
               });
             }""",
             [*split, *whole],
-    whole += ['{"cmd": "rm", "cmd": "ls"}', '{"deep": [{"a": "\\"", "\\u0061": ","}]}']  # a name is given twice
         )
         assert shown == [None, None, *whole]
 

@@ -40,6 +40,24 @@ async def test_a_reward_that_comes_after_the_end_is_shown_in_the_head_and_by_the
         assert looker.troubles == []
 
 
+async def test_a_reward_that_came_while_the_page_was_in_the_background_is_shown(proxy: Proxy, browser: Any) -> None:
+    """There it is not looked for. It came in time, and the page is seen again long after."""
+    await proxy.chat("alive", "hello")
+    await proxy.steno.complete("alive", Completion())
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await page.clock.install()
+        await page.add_init_script(
+            "window.away = true; Object.defineProperty(document, 'hidden', { get: () => window.away });"
+        )
+        await looker.go("sessions/alive", "section.turn")
+        await page.clock.fast_forward(700_000)
+        await proxy.steno.complete("alive", Completion(reward=0.5))
+        await page.evaluate("window.away = false")
+        await page.wait_for_selector(".fact:has(dt:text('Reward')) b:text-is('0.5')")
+        assert looker.troubles == []
+
+
 async def test_a_trial_that_is_scored_later_awaits_its_reward(proxy: Proxy, browser: Any) -> None:
     await proxy.steno.create_group(GroupSpec(group_id="later", size=2))
     for trial in ("later.0", "later.1"):

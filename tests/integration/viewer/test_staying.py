@@ -160,6 +160,65 @@ async def test_folds_and_rows_stay_while_a_session_grows(browser: Any) -> None:
         assert looker.troubles == []
 
 
+async def test_whoever_is_in_the_head_on_a_tab_or_at_a_turn_stays_there_while_a_session_grows(
+    proxy: Proxy, browser: Any
+) -> None:
+    said: list[Any] = ["hello"]
+
+    async def ask() -> None:
+        answer = await proxy.chat("alive", *said)
+        said.extend([answer.json()["choices"][0]["message"], "and then?"])
+
+    async with looking(browser, proxy.url) as looker:
+        page = looker.page
+        await ask()
+        await looker.go("sessions/alive", "section.turn")
+        await page.click("role=tab[name=Timeline]")
+        await page.wait_for_selector(".gantt-row")
+        assert await page.evaluate(FOCUSED) == "Timeline"
+        await page.click("role=tab[name=Conversation]")
+        await page.focus(".crumbs a")
+        await ask()
+        await page.wait_for_selector("section.turn >> nth=1")
+        assert await page.evaluate(FOCUSED) == "Sessions"
+        assert (await proxy.chat("alive", "hello", temperature="hot")).status_code == 400
+        await page.focus(".notes-fold summary")
+        words = await page.evaluate(FOCUSED)
+        assert (await proxy.chat("alive", "hello", top_p="all")).status_code == 400
+        await page.wait_for_selector(f".notes-fold summary:not(:has-text('{words}'))")
+        assert await page.evaluate(FOCUSED) == await page.text_content(".notes-fold summary")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector(".notes-fold[open] li >> text=top_p")
+        await page.click(".turn-line >> nth=0")
+        await ask()
+        await page.wait_for_selector(".turn-line >> nth=2")
+        assert await page.text_content(".turn-line[aria-current] .number") == "0" and looker.troubles == []
+
+
+async def test_what_becomes_of_a_turn_is_shown_and_its_folds_stay_open(browser: Any) -> None:
+    """Its answer ends; its client, that was away, gets it from the record when it asks again."""
+    store, began = MemoryStore(), time.time() - 30
+    begun = made_turn(7, 0, None, began, partial=True, finish_reason="open")
+    whole, length = made_turn(7, 0, None, began), begun.completion_tokens
+    whole.turn_id = begun.turn_id
+    after = made_turn(7, 1, whole, began)
+    await record(store, Session(trial_id="told", created_at=began, updated_at=began), [begun])
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        page = looker.page
+        turn = f"#turn-{begun.turn_id}"
+        await looker.go("sessions/told", turn)
+        await page.click(f"{turn} .fold.thinking summary")
+        await page.wait_for_selector(f"{turn} .fold.thinking[open] .said")
+        await store.commit("told", whole, row(whole, parent=-1), now=began + 20)
+        await store.mark_delivered("told", whole.turn_id, 0)
+        await page.wait_for_selector(f"{turn} footer >> text=0 of {length} delivered")
+        await page.wait_for_selector(f"{turn} .fold.thinking[open] .said")
+        await store.mark_delivered("told", whole.turn_id, length)
+        await store.commit("told", after, row(after, parent=0), now=began + 25)
+        await page.wait_for_selector(f"{turn} footer:not(:has-text('delivered'))")
+        assert await page.locator(f"{turn} .fold.thinking[open]").count() == 1 and looker.troubles == []
+
+
 async def test_the_ends_of_a_long_answer_are_reached_by_keyboard(browser: Any) -> None:
     """Only what is near the window is in the page."""
     store = MemoryStore()

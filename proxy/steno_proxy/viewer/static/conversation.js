@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { brief, count, many, oneLine, plain, seconds } from "./format.js";
 import { forkChip } from "./outline.js";
 import { fold, json, longText } from "./pieces.js";
-import { contentText, meanLogprob, sampled } from "./record.js";
+import { contentText, meanLogprob, sameTools, sampled, undelivered } from "./record.js";
 
 const ROLES = { system: "System", developer: "Developer", user: "User", assistant: "Assistant", tool: "Tool" };
 
@@ -24,8 +24,10 @@ export class Conversation {
       const live = this.recording.isLive(turn);
       if (known && known.live === live && known.finish === turn.finish_reason && known.tokens === sampled(turn) && known.delivered === turn.delivered && known.superseded === turn.superseded_by) return;
       const node = section(turn, path[at - 1], names, this.recording, live);
-      if (known) known.node.replaceWith(node);
-      else this.node.append(node);
+      if (known) {
+        keepFolds(known.node, node);
+        known.node.replaceWith(node);
+      } else this.node.append(node);
       this.parts.set(turn.turn_id, { node, live, finish: turn.finish_reason, tokens: sampled(turn), delivered: turn.delivered, superseded: turn.superseded_by });
     });
   }
@@ -35,6 +37,12 @@ export class Conversation {
     node?.scrollIntoView({ block: "start" });
     node?.querySelector("h3")?.focus({ preventScroll: true });
   }
+}
+
+// What somebody has unfolded stays so in what takes its place. Folds inside of folds are made when those are opened.
+function keepFolds(from, to) {
+  const [before, after] = [from, to].map((node) => node.querySelectorAll("details:not(details details)"));
+  after.forEach((one, n) => { if (before[n]) one.open = before[n].open; });
 }
 
 // Tool calls by the id that the client sees.
@@ -69,7 +77,7 @@ function turnHead(turn, recording) {
 }
 
 function toolList(turn, before) {
-  if (!turn.tools.length || (before && JSON.stringify(before.tools) === JSON.stringify(turn.tools))) return null;
+  if (!turn.tools.length || (before && sameTools(before, turn))) return null;
   const names = turn.tools.map((tool) => tool.function?.name ?? tool.name ?? "?");
   return fold(h("span", h("b", many(names.length, "tool")), " ", h("span.dim", oneLine(names.join(", "), 140))),
     () => h("div.tools", turn.tools.map((tool) => fold(h("code", plain(tool.function?.name ?? tool.name ?? "?")), () => json(tool)))), { kind: "fold.quiet" });
@@ -152,7 +160,6 @@ function turnFoot(turn, live) {
   const mean = meanLogprob(turn);
   const versions = [...new Set(turn.versions.map((span) => span.version))];
   const workers = turn.workers.length ? [...new Set(turn.workers.map((span) => span.worker_id))] : [turn.worker_id];
-  const undelivered = turn.delivered !== null && turn.completion_ids.length > turn.delivered;
   return h("footer.turn-foot", timingBar(turn),
     h("span", h("b", count(turn.new_prompt_ids.length)), " in"), h("span", h("b", count(tokens)), " out"),
     turn.cached_tokens ? h("span", `${brief(turn.cached_tokens)} cached`) : null,
@@ -162,7 +169,7 @@ function turnFoot(turn, live) {
     turn.partial && !live ? h("span.warn", "partial") : null,
     turn.constrained.length ? h("span.warn", `${turn.constrained.reduce((sum, [a, b]) => sum + b - a, 0)} constrained`) : null,
     turn.mixed_kv ? h("span.warn", "mixed KV") : null,
-    undelivered ? h("span.warn", `${count(turn.delivered)} of ${count(turn.completion_ids.length)} delivered`) : null,
+    undelivered(turn) ? h("span.warn", `${count(turn.delivered)} of ${count(turn.completion_ids.length)} delivered`) : null,
     h("span.dim", plain(versions.join(", "))), h("span.dim", plain(workers.filter(Boolean).join(" → "))),
     h("span.dim", plain(turn.dialect)));
 }

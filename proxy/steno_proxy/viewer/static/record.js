@@ -18,6 +18,8 @@ export class Recording {
       if (retried && !retried.superseded_by) this.replace({ ...retried, superseded_by: turn.turn_id });
       const known = this.byId.get(turn.turn_id);
       if (known && JSON.stringify(known) === JSON.stringify(turn)) continue;
+      const before = this.byId.get(turn.parent_id);
+      if (before && sameTools(before, turn)) turn.tools = before.tools; // each turn brings all of them: they are kept once
       this.replace(turn);
       if (!known) {
         const parent = turn.parent_id ?? "";
@@ -113,6 +115,11 @@ export class Recording {
 }
 
 export const lastMoment = (turn) => turn.timings.last_token ?? turn.timings.first_token ?? turn.timings.started ?? turn.timings.queued;
+
+export const sameTools = (a, b) => a.tools === b.tools || JSON.stringify(a.tools) === JSON.stringify(b.tools);
+
+// Whether its client has not had all of it, as far as is known.
+export const undelivered = (turn) => turn.delivered !== null && turn.delivered < turn.completion_ids.length;
 
 export const sampled = (turn) => turn.completion_ids.length || turn.upstream_tokens || 0;
 

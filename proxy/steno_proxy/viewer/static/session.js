@@ -2,13 +2,13 @@
 
 import { get, trialPath, turnAt, turnsFrom } from "./api.js";
 import { Conversation } from "./conversation.js";
-import { h, put, say } from "./dom.js";
+import { h, put, say, update } from "./dom.js";
 import { brief, count, many, nodes, plain, reward, seconds, time } from "./format.js";
 import { Outline } from "./outline.js";
 import { chips, fact, fold, rewardOf, statusPill } from "./pieces.js";
 import { watched } from "./reach.js";
 import { Raw } from "./raw.js";
-import { OPEN, Recording } from "./record.js";
+import { OPEN, Recording, undelivered } from "./record.js";
 import { Timeline } from "./timeline.js";
 import { TokenView } from "./tokens.js";
 import { UnderWay } from "./under_way.js";
@@ -38,7 +38,7 @@ class SessionPage {
     this.purpose = null; // of its group; null: it has none, or it is not known
     this.recording = new Recording();
     this.leaf = null;
-    this.chosen = false; // somebody has chosen what is shown
+    this.chosen = null; // the turn that somebody has chosen to see
     this.tab = TABS.some(([name]) => name === query.get("tab")) ? query.get("tab") : "conversation";
     this.head = h("div.session-head");
     this.tabs = h("div.tabs", { role: "tablist", "aria-label": "What is shown" });
@@ -72,7 +72,7 @@ class SessionPage {
 
   // A turn: its path is shown, down to the newest leaf below it. chosen: by somebody, who is led to it.
   choose(turnId, chosen) {
-    if (chosen) this.chosen = true;
+    if (chosen) this.chosen = turnId;
     const onPath = turnId && this.shown?.includes(turnId);
     if (!onPath) {
       this.leaf = turnId === null ? null : this.recording.newestLeaf(turnId)?.turn_id ?? null;
@@ -103,7 +103,7 @@ class SessionPage {
   }
 
   drawTabs() {
-    put(this.tabs, TABS.map(([name, words]) => h("button.tab", {
+    update(this.tabs, TABS.map(([name, words]) => h("button.tab", {
       role: "tab", id: `tab-${name}`, "aria-selected": String(name === this.tab), "aria-controls": "panel", tabindex: name === this.tab ? 0 : -1,
       onclick: () => this.go(name),
       onkeydown: (event) => {
@@ -130,7 +130,7 @@ class SessionPage {
     const { counts } = session;
     const unfolded = this.head.querySelector(".notes-fold")?.open;
     const took = session.first_turn_at === null ? null : (session.ended_at ?? session.updated_at) - session.first_turn_at;
-    put(this.head,
+    update(this.head,
       h("div.crumbs", h("a", { href: "#/sessions" }, "Sessions"),
         session.run_id ? [" / ", h("a", { href: `#/runs/${encodeURIComponent(session.run_id)}` }, plain(session.run_id))] : null,
         session.group_id ? [" / ", h("a", { href: `#/groups/${encodeURIComponent(session.group_id)}` }, plain(session.group_id))] : null),
@@ -149,7 +149,7 @@ class SessionPage {
         session.fork_of ? fact("Forked from", origin(session.fork_of.trial_id)) : null,
         session.rescore_of ? fact("Scores anew", origin(session.rescore_of)) : null,
         Object.entries(session.metrics).slice(0, 6).map(([name, value]) => fact(plain(name), reward(value)))),
-      notes(session.notes, unfolded));
+      notes(session.notes, () => this.session.notes, unfolded));
   }
 
   // Whether something may come yet: turns, the reward of a trial that has ended, the turn of an answer that its end cut off.
@@ -164,12 +164,16 @@ class SessionPage {
     this.underWay.follow(() => this.session.status === "open");
     const look = async () => {
       if (this.signal.aborted) return;
+      let over = false; // what was seen last is the last there is
       try {
-        if (!document.hidden) await watched(() => this.look());
+        if (!document.hidden) {
+          await watched(() => this.look());
+          over = !this.goesOn();
+        }
       } catch (error) {
         if (error.name === "AbortError") return;
       }
-      if (this.goesOn() && !this.signal.aborted) setTimeout(look, this.session.status === "open" ? LOOK_MS : LATER_MS);
+      if (!over && !this.signal.aborted) setTimeout(look, this.session.status === "open" ? LOOK_MS : LATER_MS);
     };
     setTimeout(look, LOOK_MS);
   }
@@ -215,10 +219,12 @@ class SessionPage {
     if (bottom) scrollTo({ top: document.documentElement.scrollHeight });
   }
 
-  // The turns from this number on, and what has become of the open ones before it.
+  // The turns from this number on, and what has become of the open ones before it. The answer at the end of what is shown may have
+  // reached its client since: it is told again from the record.
   async readNews(known, over) {
     const { recording, session, signal } = this;
     const { waiting } = recording;
+    const last = recording.get(this.leaf);
     await turnsFrom(session.trial_id, known, (items) => recording.take(items), signal);
     let same = 0;
     for (const turn of waiting) {
@@ -226,6 +232,7 @@ class SessionPage {
       recording.take(await turnAt(session.trial_id, turn.index, signal));
       same = recording.get(turn.turn_id) === turn ? same + 1 : 0;
     }
+    if (last && undelivered(last) && !waiting.includes(last)) recording.take(await turnAt(session.trial_id, last.index, signal));
   }
 
   // These turns' answers are under way: of an open turn, that says whether it goes on.
@@ -255,7 +262,7 @@ class SessionPage {
       this.shown = path.map((turn) => turn.turn_id);
       this.view.grow(path, this.session);
     } else this.draw();
-    this.outline.draw(this.shown, this.leaf);
+    this.outline.draw(this.shown, this.shown.includes(this.chosen) ? this.chosen : this.leaf);
   }
 }
 
@@ -264,10 +271,11 @@ const origin = (trial) => h("a.mono", { href: `#/sessions/${encodeURIComponent(t
 // What a session may be told of without a new turn.
 const told = ({ notes: found, marks }) => JSON.stringify([found, marks]);
 
-function notes(found, open) {
+// now: gives what is known when the fold is opened. It stays while more becomes known.
+function notes(found, now, open) {
   if (!found) return null;
   const counts = Object.entries(found.counts).map(([kind, times]) => `${plain(kind)} ${times}`).join(", ");
   return fold(h("span", h("b.warn", "Refused or left out: "), counts), () =>
-    h("ul.notes", found.newest.slice().reverse().map((note) => h("li", h("span.chip.warn", plain(note.kind)), " ", nodes(note.text), " ",
+    h("ul.notes", now().newest.slice().reverse().map((note) => h("li", h("span.chip.warn", plain(note.kind)), " ", nodes(note.text), " ",
       h("span.dim", note.times > 1 ? `${note.times} times, ` : "", time(note.at))))), { open, kind: "notes-fold" });
 }
