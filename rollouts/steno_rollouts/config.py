@@ -104,7 +104,7 @@ class RolloutSettings(Settings):
     )
     timeout_s: float | None = Field(
         None, gt=0, allow_inf_nan=False,
-        description="time limit of a trial, in seconds; unset: agent.timeout_sec of its task.toml, else 3600",
+        description="time limit of a trial (Harbor: each step), in seconds; unset: agent.timeout_sec of its task.toml, else 3600",
     )  # fmt: skip
     grace_s: float = Field(5.0, ge=0, description="seconds between SIGTERM and SIGKILL")
     executor: Literal["local", "docker", "podman", "ray"] = Field(

@@ -52,8 +52,8 @@ class TrialJob:
 @dataclass(frozen=True)
 class Exit:
     """How a job ended. code: its exit status; -N, or 128 + N where it was confined: by signal N; None: it never ran, and `error`
-    says why. image: digest of the image that it ran in, where that is known. lost: nobody saw it end: what it ran in is gone, or
-    out of reach, where it may run on."""
+    says why. timed_out: `error` has the words, if another limit than the job's ended it. image: digest of the image that it ran
+    in, where that is known. lost: nobody saw it end: what it ran in is gone, or out of reach, where it may run on."""
 
     code: int | None
     timed_out: bool = False
