@@ -25,7 +25,9 @@ def outcome(error: str | None, scores: Mapping[str, ScoredValue], chosen: str | 
         return Completion(status="aborted", end_reason=_line(f"sample_error: {error}"))
     values = dict(_values(scores))
     numbers = {name: number for name, value in values.items() if math.isfinite(number := _number(value))}
-    name = chosen or _only(numbers) or _only(values)
+    # Texts are not chosen for what they say: in another sample of the task they may be no numbers, or the only ones.
+    graded = {name: numbers[name] for name in numbers if not isinstance(values[name], str) or values[name] in _WORTH}
+    name = chosen or _only(graded) or _only(values)
     if name in numbers:
         return Completion(reward=numbers[name], metrics=numbers)
     if name in values:

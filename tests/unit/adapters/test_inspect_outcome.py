@@ -48,6 +48,14 @@ def test_what_is_no_number_is_no_reward_and_the_reason_says_what_it_is(value: An
     assert found.reward is None and found.end_reason == f"no_reward: score 'match' is no number: {value!r}"
 
 
+@pytest.mark.parametrize("said", ["yes", "42", "unclear", ""])
+def test_what_another_score_says_changes_nothing_of_which_one_is_the_reward(said: str) -> None:
+    """Of two samples of a group the same scorer gives the reward."""
+    assert outcome(None, {"judge": Score("C"), "verdict": Score(said)}, None).reward == 1.0
+    assert outcome(None, {"graded": Score({"score": 0.4, "answer": said})}, None).reward == 0.4
+    assert outcome(None, {"judge": Score("B+"), "format": Score(said)}, None).reward is None
+
+
 def test_scores_of_which_none_is_a_number_are_named() -> None:
     found = outcome(None, {"match": Score("B+"), "graded": Score({"style": "good"})}, None)
     assert found.end_reason == "no_reward: no score chosen (-M score=NAME); there are match, graded/style"
