@@ -15,8 +15,9 @@ once for each of its rows."""
 MEANS_OF_ROWS = {"loss_agg_mode": ("seq-mean-token-mean",), "policy_loss.loss_mode": ("sapo", "geo_mean")}
 """Of the actor: what takes a mean over the tokens of each row and adds these up, so that a trial with two rows weighs twice. The
 sums of `seq-mean-token-sum` are divided by a number of rows that the configuration says, and weigh each token the same."""
-REWARDS = ("reward", "steno_turns", "steno_rows", "steno_failed")
-"""What verl can filter groups by: a row has its trial's reward, and these."""
+FILTERS = ("reward", "steno_turns")
+"""What verl can filter groups by: a row has its trial's reward, and this. `steno_failed` is 0 in each row that is trained: verl
+would take no group, and play for ever."""
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
@@ -50,7 +51,7 @@ def check_config(config: Any, branches: str) -> None:
         )
     _must(rollout.get("enable_rollout_routing_replay", False), False, f"{ROLLOUT}.enable_rollout_routing_replay",
           "which experts verl's servers chose is not recorded; instead of router_replay.mode R3 set R2 or disabled")  # fmt: skip
-    _check_rewards(config)
+    _check_rewards(config, branches)
     estimator = str(config.algorithm.adv_estimator)
     if branches == "all" and estimator not in SEVERAL_ROWS:
         raise ConfigError(
@@ -68,7 +69,7 @@ def check_config(config: Any, branches: str) -> None:
         _check_weights(config.actor_rollout_ref.actor)
 
 
-def _check_rewards(config: Any) -> None:
+def _check_rewards(config: Any, branches: str) -> None:
     """Raises: ConfigError: verl would score rows itself, or is told to and would not."""
     reward = config.reward
     own = "a row has its trial's reward: set `reward`, of the agents' settings, instead"
@@ -76,9 +77,11 @@ def _check_rewards(config: Any) -> None:
     _must(reward.custom_reward_function.path, None, "reward.custom_reward_function.path", own)
     _must(reward.reward_manager.name, "naive", "reward.reward_manager.name", own)
     groups = config.algorithm.get("filter_groups") or {}
-    if groups.get("enable", False) and groups.get("metric") not in REWARDS:
+    metrics = (*FILTERS, "steno_rows") if branches == "all" else FILTERS
+    if groups.get("enable", False) and groups.get("metric") not in metrics:
         raise ConfigError(
-            f"algorithm.filter_groups.metric: got {groups.get('metric')}, must be {' or '.join(REWARDS)}: rows have no other",
+            f"algorithm.filter_groups.metric: got {groups.get('metric')}, must be {' or '.join(metrics)}: rows do not differ in "
+            "others",
             field="algorithm.filter_groups.metric",
         )
 

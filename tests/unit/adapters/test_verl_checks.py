@@ -68,7 +68,7 @@ def config(**rollout: Any) -> Node:
         ({"reward_manager": "dapo"}, "reward_manager.name: got dapo, must be naive: a row has its trial's reward: set"),
         (
             {"filter_groups": {"enable": True, "metric": "acc"}},
-            "filter_groups.metric: got acc, must be reward or steno_turns or steno_rows or steno_failed: rows have no",
+            "filter_groups.metric: got acc, must be reward or steno_turns or steno_rows: rows do not differ in others",
         ),
     ],
 )
@@ -122,11 +122,21 @@ def test_what_counts_rows_takes_the_main_branch() -> None:
     [
         {"enable": False, "metric": "acc"},
         {"enable": True, "metric": "reward"},
-        {"enable": True, "metric": "steno_failed"},
+        {"enable": True, "metric": "steno_turns"},
+        {"enable": True, "metric": "steno_rows"},
     ],
 )
 def test_verl_filters_groups_by_what_rows_have(groups: dict[str, Any]) -> None:
     check_config(config(filter_groups=groups), "all")
+
+
+@pytest.mark.parametrize(
+    ("branches", "metric"), [("all", "steno_failed"), ("main", "steno_failed"), ("main", "steno_rows")]
+)
+def test_a_filter_by_what_is_equal_in_all_rows_is_refused(branches: str, metric: str) -> None:
+    """verl drops groups whose rows are equal, and plays others in their place: for ever."""
+    with pytest.raises(ConfigError, match=f"filter_groups.metric: got {metric}, must be reward or steno_turns"):
+        check_config(config(filter_groups={"enable": True, "metric": metric}), branches)
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
