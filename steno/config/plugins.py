@@ -25,8 +25,14 @@ _IMPORTED: dict[tuple[Path, bytes], ModuleType] = {}
 """By file, and digest of its text."""
 
 
-def load_function(where: str, field: str, *, once: bool = False) -> Callable[..., Any]:
-    """Import the file and find the function; the file's folder is importable from then on.
+def load_function(where: str, field: str) -> Callable[..., Any]:
+    """As `load_with_text`, each time anew."""
+    return load_with_text(where, field, once=False)[0]
+
+
+def load_with_text(where: str, field: str, *, once: bool) -> tuple[Callable[..., Any], bytes]:
+    """Import the file and find the function; the file's folder is importable from then on. With the text that was imported: the
+    file may be another one by then.
 
     Args: where: `FILE.py:function`. field: the setting that says so; errors begin with it. once: a file that was imported so, and
         has the same text still, is not imported again.
@@ -64,4 +70,4 @@ def load_function(where: str, field: str, *, once: bool = False) -> Callable[...
     if not callable(function):
         found = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
         raise refused(f"{path} has no function {name!r}; it has {', '.join(found) or 'none'}")
-    return function  # type: ignore[no-any-return]
+    return function, text

@@ -11,10 +11,9 @@ import inspect
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, TypeVar
 
-from steno.config.plugins import load_function
+from steno.config.plugins import load_with_text
 from steno.contracts.errors import ConfigError
 from steno_rollouts.outcome import RewardError
 
@@ -30,10 +29,9 @@ class UserFunction:
         self.where, self.field = where, field
         self._timeout_s = timeout_s
         # Settings of an evaluation are looked at before its model is loaded, and again afterwards.
-        self._function = load_function(where, field, once=True)
-        file, _, name = where.rpartition(":")
-        code = Path(file).expanduser().read_bytes()  # now: the file may be another one by the time that it is asked for
-        self._digest = blake2b(code + b"\0" + name.encode(), digest_size=4).hexdigest()
+        self._function, text = load_with_text(where, field, once=True)
+        name = where.rpartition(":")[2]
+        self._digest = blake2b(text + b"\0" + name.encode(), digest_size=4).hexdigest()
         parameters = inspect.signature(self._function).parameters.values()
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -68,6 +68,16 @@ async def test_a_digest_is_of_the_code_that_scores_whatever_becomes_of_its_file(
     assert given.digest() == digest
 
 
+async def test_a_digest_is_of_what_was_imported_where_the_file_changes_meanwhile(tmp_path: Path) -> None:
+    """An import may take seconds."""
+    new = "def score():\n    return 0.0\n"
+    given = function(
+        tmp_path, f"from pathlib import Path\nPath(__file__).write_text({new!r})\n{new.replace('0', '1', 1)}"
+    )
+    assert (tmp_path / "score.py").read_text() == new and (await given(scored(tmp_path))).reward == 1.0
+    assert given.digest() != function(tmp_path, new).digest()
+
+
 def test_nothing_written_is_no_verdict(tmp_path: Path) -> None:
     assert read_reward(tmp_path) is None
 
