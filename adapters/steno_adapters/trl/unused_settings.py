@@ -29,6 +29,8 @@ UNUSED_BY_ASYNC = _PLAYED | {
 }
 UNUSED_BY_PROMPTS = _PLAYED | {"generation_kwargs": _SAMPLING}
 """TRL's loss reads `max_completion_length`, for `loss_type` dr_grpo."""
+_OFF = {"min_p": 0.0, "top_k": -1}
+"""Beside the defaults: other ways to say none."""
 
 
 def check_unused(unused: Mapping[str, str], args: Any, options: Mapping[str, Any], n: int | None = None) -> None:
@@ -39,6 +41,6 @@ def check_unused(unused: Mapping[str, str], args: Any, options: Mapping[str, Any
     for name, instead in unused.items():
         value = getattr(args, name) if name in defaults else options.get(name)
         allowed = [defaults.get(name), *([n] if name == "num_generations" else [])]
-        if value not in (*allowed, None, [], {}):
+        if value not in (*allowed, _OFF.get(name), None, [], {}):
             must = " or ".join(str(each) for each in dict.fromkeys(allowed))
             raise BadRequest(f"{name}: got {str(value)[:100]}, must be {must}: {instead}", field=name)

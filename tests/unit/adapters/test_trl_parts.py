@@ -180,6 +180,7 @@ def test_what_only_trls_own_rollouts_would_read_is_refused(
     ("changes", "options"),
     [
         ({}, {}),
+        ({"min_p": 0.0, "top_k": -1}, {}),
         ({"num_generations": 4, "temperature": 0.5, "chat_template_kwargs": {}}, {"callbacks": [len], "tools": []}),
         ({}, {"reward_funcs": None, "processing_class": len}),
     ],
