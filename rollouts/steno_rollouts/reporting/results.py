@@ -40,7 +40,7 @@ def ended_trials(path: Path | None) -> dict[str, TrialResult]:
             result = TrialResult(**json.loads(line.decode()))
             found[result.trial_id] = result
         except (ValueError, TypeError, RecursionError) as error:
-            if number < len(lines):
+            if number < len(lines) or not _is_cut_off(line):
                 why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not the result of a trial"
                 raise ConfigError(f"results: {path}, line {number}: {why}", field="results") from None
     return found
@@ -116,9 +116,15 @@ def trim(path: Path) -> None:
             last = text.rfind(NEWLINE) + 1
             if last == len(text):  # another launcher's line may have come since
                 return
-            try:
-                json.loads(text[last:].decode())
-            except (ValueError, RecursionError):
+            if _is_cut_off(text[last:]):
                 file.truncate(last)
             else:
                 file.write(NEWLINE)
+
+
+def _is_cut_off(line: bytes) -> bool:
+    try:
+        json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return True
+    return False

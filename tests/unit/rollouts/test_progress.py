@@ -121,6 +121,14 @@ def test_a_whole_last_line_without_its_newline_stays_in_a_results_file(tmp_path:
     assert [json.loads(row)["trial_id"] for row in path.read_text().splitlines()] == ["g.0", "g.1", "g.2", "g.3"]
 
 
+def test_a_file_of_something_else_is_refused_also_without_its_last_newline(tmp_path: Path) -> None:
+    """Else it is once results have been appended to it."""
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match=r"results: .*, line 1: not the result of a trial"):
+        ended_trials(path)
+
+
 def test_lines_that_do_not_fit_are_written_once_there_is_room(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
