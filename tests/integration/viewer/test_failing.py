@@ -23,7 +23,7 @@ async def test_older_sessions_can_be_asked_for_again_after_a_failure(browser: An
             await looker.go("sessions", "table.rows tbody tr:nth-child(50)")
             await page.route("**/sessions?*cursor=*", lambda route: route.abort())
             await page.click("text=Show older ones")
-            await page.wait_for_selector("text=older ones could not be read")
+            await page.wait_for_selector("text=more could not be read")
             await page.unroute("**/sessions?*cursor=*")
             await page.click("text=Show older ones")
             await page.wait_for_selector("table.rows tbody tr:nth-child(60)")

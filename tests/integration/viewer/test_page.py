@@ -102,7 +102,10 @@ async def test_filters_that_are_as_they_were_read_the_list_again(proxy: Proxy, b
         await proxy.steno.register("second", SessionSpec(run_id="new"))
         await page.press("input[name=run_id]", "Enter")
         await page.wait_for_selector("table.rows a:text-is('second')")
-        assert await page.locator("table.rows tbody tr").count() == 2 and looker.troubles == []
+        await proxy.steno.register("third", SessionSpec(run_id="new"))
+        await page.keyboard.press("Enter")  # who waits stays in the field
+        await page.wait_for_selector("table.rows a:text-is('third')")
+        assert await page.locator("table.rows tbody tr").count() == 3 and looker.troubles == []
 
 
 async def test_what_the_trainer_saw_is_shown_of_its_run_and_in_the_tokens(proxy: Proxy, browser: Any) -> None:

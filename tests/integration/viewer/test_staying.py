@@ -213,6 +213,7 @@ async def test_what_becomes_of_a_turn_is_shown_and_its_folds_stay_open(browser: 
         await store.mark_delivered("told", whole.turn_id, 0)
         await page.wait_for_selector(f"{turn} footer >> text=0 of {length} delivered")
         await page.wait_for_selector(f"{turn} .fold.thinking[open] .said")
+        assert await page.locator(f"{turn} .fold.thinking > summary:focus").count() == 1
         await store.mark_delivered("told", whole.turn_id, length)
         await store.commit("told", after, row(after, parent=0), now=began + 25)
         await page.wait_for_selector(f"{turn} footer:not(:has-text('delivered'))")

@@ -24,10 +24,8 @@ export class Conversation {
       const live = this.recording.isLive(turn);
       if (known && known.live === live && known.finish === turn.finish_reason && known.tokens === sampled(turn) && known.delivered === turn.delivered && known.superseded === turn.superseded_by) return;
       const node = section(turn, path[at - 1], names, this.recording, live);
-      if (known) {
-        keepFolds(known.node, node);
-        known.node.replaceWith(node);
-      } else this.node.append(node);
+      if (known) replace(known.node, node);
+      else this.node.append(node);
       this.parts.set(turn.turn_id, { node, live, finish: turn.finish_reason, tokens: sampled(turn), delivered: turn.delivered, superseded: turn.superseded_by });
     });
   }
@@ -39,10 +37,15 @@ export class Conversation {
   }
 }
 
-// What somebody has unfolded stays so in what takes its place. Folds inside of folds are made when those are opened.
-function keepFolds(from, to) {
-  const [before, after] = [from, to].map((node) => node.querySelectorAll("details:not(details details)"));
+// What somebody has unfolded stays so in what takes its place, and the keyboard stays on a fold or the head. Folds inside of folds are
+// made when those are opened.
+function replace(from, to) {
+  const [before, after] = [from, to].map((node) => [...node.querySelectorAll("details:not(details details)")]);
   after.forEach((one, n) => { if (before[n]) one.open = before[n].open; });
+  const places = (node, folds) => [node.querySelector("h3"), ...folds.map((one) => one.firstChild)];
+  const at = places(from, before).indexOf(document.activeElement);
+  from.replaceWith(to);
+  places(to, after)[at]?.focus({ preventScroll: true });
 }
 
 // Tool calls by the id that the client sees.

@@ -14,7 +14,7 @@ export async function sessionsView(main, _, query, signal, state) {
   const body = h("tbody");
   const more = h("button.more", { hidden: true }, "Show older ones");
   const found = h("span.dim.small", { role: "status" });
-  put(main, h("div.page", h("div.headline", h("h1", "Sessions"), found), filters(query, state.live), table(body), more));
+  put(main, h("div.page", h("div.headline", h("h1", "Sessions"), found), filters(query, state.live, () => tried(again)), table(body), more));
   const seeks = state.live && SOUGHT.some((name) => query.get(name));
   const asked = { limit: PAGE, ...(seeks ? {} : { order: "newest" }) };
   for (const name of seeks ? [...LISTED, ...SOUGHT] : LISTED) asked[name] = query.get(name);
@@ -45,20 +45,29 @@ export async function sessionsView(main, _, query, signal, state) {
     say(found.textContent);
     if (seeks && !page.items.length && cursor !== null && !signal.aborted) await next();
   }
-  more.addEventListener("click", () => next().catch((error) => {
+  async function again() {
+    if (more.disabled) return; // it is read now
+    put(body);
+    cursor = null;
+    shown = searched = unreadable = 0;
+    await next();
+  }
+  const tried = (what) => what().catch((error) => {
     if (error.name === "AbortError" || error.status === 401) return;
-    found.textContent = `${many(shown, "session")}; older ones could not be read: ${plain(error.message)}`;
+    found.textContent = `${many(shown, "session")}; more could not be read: ${plain(error.message)}`;
     say(found.textContent);
-  }));
+  });
+  more.addEventListener("click", () => tried(next));
   await next();
 }
 
-function filters(query, live) {
+// again: reads the list anew, where the filters are as they were.
+function filters(query, live, again) {
   const go = () => {
     const wanted = new URLSearchParams();
     for (const field of form.elements) if (field.name && field.value.trim()) wanted.set(field.name, field.value.trim());
     const where = `#/sessions${wanted.size ? `?${wanted}` : ""}`;
-    if (where === location.hash) dispatchEvent(new HashChangeEvent("hashchange")); // there may be others by now
+    if (where === location.hash) again();
     else location.hash = where;
   };
   const text = (name, label, width) =>
