@@ -60,14 +60,14 @@ def test_json_lines_are_utf8_in_every_locale(encoding: str, words: list[str], mo
 @pytest.mark.parametrize(
     ("to", "encoding", "shown"),
     [
-        (Terminal(), "latin-1", "gr\u00fc\u00dfe ? ??".encode("latin-1")),
-        (Terminal(), "ascii", b"gr??e ? ??"),
-        (Terminal(), "utf-8", WORDS.encode()),
-        (io.BytesIO(), "ascii", WORDS.encode()),
+        (Terminal, "latin-1", "gr\u00fc\u00dfe ? ??".encode("latin-1")),
+        (Terminal, "ascii", b"gr??e ? ??"),
+        (Terminal, "utf-8", WORDS.encode()),
+        (io.BytesIO, "ascii", WORDS.encode()),
     ],
     ids=["latin-1", "ascii", "utf-8", "pipe"],
 )
 def test_a_terminal_is_shown_what_it_has_characters_for_and_a_pipe_all(
-    to: io.BytesIO, encoding: str, shown: bytes, monkeypatch: pytest.MonkeyPatch
+    to: type[io.BytesIO], encoding: str, shown: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert shown in printed(to, encoding, ["sessions", "show", "t"], monkeypatch)
+    assert shown in printed(to(), encoding, ["sessions", "show", "t"], monkeypatch)
