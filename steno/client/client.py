@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 
-HTTP_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+HTTP_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 """Variables that httpx reads, in small or capital letters."""
 
 AT_ONCE = 32
@@ -80,7 +80,7 @@ class Client(RestCalls, Blocking):
         self._opened, self._process = self._new(), os.getpid()
 
     def _new(self) -> httpx.Client:
-        return _made(httpx.Client, self._options)
+        return new_http(httpx.Client, self._options)
 
     @property
     def _http(self) -> httpx.Client:
@@ -187,7 +187,7 @@ class AsyncClient(RestCalls, Asynchronous):
     def _new(self) -> _LoopPool:
         import asyncio  # as in `_sleep`
 
-        return _LoopPool(_made(httpx.AsyncClient, self._options), asyncio.Semaphore(AT_ONCE))
+        return _LoopPool(new_http(httpx.AsyncClient, self._options), asyncio.Semaphore(AT_ONCE))
 
     def _pool(self) -> _LoopPool:
         import asyncio
@@ -278,18 +278,31 @@ class AsyncClient(RestCalls, Asynchronous):
         raise AssertionError("pause raises after the last attempt")
 
 
-def _made(kind: type[H], options: Mapping[str, Any]) -> H:
-    """Raises: ConfigError: names the variables that httpx reads in the environment and can't use."""
+def new_http(kind: type[H], options: Mapping[str, Any]) -> H:
+    """Args: options: of httpx. Raises: ConfigError: names the variable that httpx reads in the environment and can't use."""
     verify = _verified(options)
     try:
         return kind(verify=verify, limits=NO_BOUND, **options)
-    except httpx.InvalidURL:  # its text may quote a password
-        names = [name for name, value in os.environ.items() if value and name.lower() in HTTP_PROXIES]
-        raise ConfigError(
-            f"{' or '.join(names) or 'the HTTP proxy of this system'}: httpx can't read it: must be http(s)://HOST:PORT; of "
-            "NO_PROXY: names, addresses, HOST:PORT and ranges of IPv4, between commas",
-            field=names[0] if names else None,
-        ) from None
+    except (httpx.InvalidURL, ValueError, ImportError):
+        for name, value in os.environ.items():
+            if value and name.lower() in HTTP_PROXIES and (why := _refused(value)):
+                raise ConfigError(f"{name}: {why}", field=name) from None
+        for name in ("no_proxy", "NO_PROXY"):
+            if os.environ.get(name):
+                wanted = "must be names, addresses, HOST:PORT and ranges of IPv4, between commas"
+                raise ConfigError(f"{name}: httpx can't read it: {wanted}", field=name) from None
+        raise
+
+
+def _refused(proxy: str) -> str:
+    """Why httpx can't use this HTTP proxy, without its text, in which a password may be; empty: it can."""
+    try:
+        httpx.HTTPTransport(verify=False, proxy=proxy if "://" in proxy else f"http://{proxy}").close()
+    except ImportError:
+        return "got a SOCKS proxy, needs: pip install socksio"
+    except (httpx.InvalidURL, ValueError):
+        return "httpx can't read it: must be http(s)://HOST:PORT"
+    return ""
 
 
 def _verified(options: Mapping[str, Any]) -> ssl.SSLContext | bool:
@@ -301,11 +314,22 @@ def _verified(options: Mapping[str, Any]) -> ssl.SSLContext | bool:
     places = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
     try:
         return _trusted(*places, *map(_changed_at, places))
+    except OSError:
+        if places[0] and (why := _unread(places[0])):
+            wanted = f"got {places[0]!r}, must be a file of certificates (PEM): {why}"
+            raise ConfigError(f"SSL_CERT_FILE: {wanted}", field="SSL_CERT_FILE") from None
+        raise
+
+
+def _unread(certificates: str) -> str:
+    """Why they can't be read; empty: they can."""
+    import ssl  # as httpx does, late
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(certificates)
     except OSError as error:
-        if not places[0]:
-            raise
-        wanted = f"got {places[0]!r}, must be a file of certificates (PEM): {error.strerror or error}"
-        raise ConfigError(f"SSL_CERT_FILE: {wanted}", field="SSL_CERT_FILE") from None
+        return error.strerror or str(error)
+    return ""
 
 
 @lru_cache(maxsize=4)

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from steno.config.proxy_url import PROXY_URL_FORM, proxy_url
+from steno.config.proxy_url import PROXY_URL_FORM, proxy_url, shown
 from steno.contracts.errors import BY_CODE, ConfigError, NotFound, ProtocolError, StenoError, Unreachable
 from steno.contracts.rest import END
 
@@ -144,8 +144,8 @@ def usable_url(url: str) -> str:
         httpx.URL(proxy_url(url))
     except ValueError as error:
         raise ConfigError(f"base_url: {error}", field="base_url") from None
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"base_url: got {url!r}, must be {PROXY_URL_FORM}: {error}", field="base_url") from None
+    except httpx.InvalidURL:
+        raise ConfigError(f"base_url: got {shown(url)!r}, must be {PROXY_URL_FORM}", field="base_url") from None
     return url.rstrip("/")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -14,8 +15,13 @@ def proxy_url(url: str, schemes: Collection[str] = ("http", "https")) -> str:
     try:
         parts = urlsplit(url)
         scheme, host, _port = parts.scheme, parts.hostname, parts.port  # a port that is none shows when it is read
-    except ValueError as error:
-        raise ValueError(f"got {url!r}, {wanted}: {error}") from None
+    except ValueError:
+        raise ValueError(f"got {shown(url)!r}, {wanted}") from None
     if scheme not in schemes or not host or parts.query or parts.fragment:
-        raise ValueError(f"got {url!r}, {wanted}")
+        raise ValueError(f"got {shown(url)!r}, {wanted}")
     return url
+
+
+def shown(url: str) -> str:
+    """Without a password."""
+    return re.sub(r"\S*@", "***@", url)

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from steno.client.client import new_http
 from steno.config.settings import is_loopback
+from steno.contracts.errors import ConfigError
 from steno_cli.doctor.findings import Finding, bad, clock, ok, warning
 
 TIMEOUT_S = 10.0
@@ -24,7 +26,11 @@ Worker = Mapping[str, Any]
 
 def check_proxy(url: str, key: str | None, transport: httpx.BaseTransport | None = None) -> list[Finding]:
     """Args: key: the admin key; without it a guarded proxy shows its health only.  transport: a test's, instead of sockets."""
-    with httpx.Client(base_url=url.rstrip("/"), timeout=TIMEOUT_S, transport=transport) as client:
+    try:
+        opened = new_http(httpx.Client, {"base_url": url.rstrip("/"), "timeout": TIMEOUT_S, "transport": transport})
+    except ConfigError as error:
+        return [bad("proxy.reachable", error.message, "correct this variable: no command works with it")]
+    with opened as client:
         try:
             before = time.time()
             health = client.get("/healthz")
@@ -58,8 +64,9 @@ def check_proxy(url: str, key: str | None, transport: httpx.BaseTransport | None
 def waited_replicas(url: str) -> int | None:
     """How many replicas of Redis each write of this proxy waits for. None: it does not say."""
     try:
-        found = httpx.get(f"{url.rstrip('/')}/readyz", timeout=TIMEOUT_S).json().get("waited_replicas")
-    except (httpx.HTTPError, ValueError):
+        with new_http(httpx.Client, {"base_url": url.rstrip("/"), "timeout": TIMEOUT_S, "transport": None}) as client:
+            found = client.get("/readyz").json().get("waited_replicas")
+    except (httpx.HTTPError, ValueError, ConfigError):
         return None
     return found if isinstance(found, int) else None
 

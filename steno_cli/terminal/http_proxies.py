@@ -72,15 +72,27 @@ def mend_no_proxy(environment: MutableMapping[str, str]) -> Iterator[str]:
 
 def _as_httpx_reads(host: str) -> str | None:
     """None: it can't."""
+    if not (host.isascii() and host.isprintable()):
+        return None
     if host.count(":") > 1 and "://" not in host:  # IPv6
         address, _, bits = host.partition("/")
         address = address.removeprefix("[").removesuffix("]")
-        return address if bits in ("", "128") and "]" not in address else None
+        return address if bits in ("", "128") and _is_ipv6(address) else None
     try:
         _port = urlsplit(host if "://" in host else f"//{host}").port
     except ValueError:
         return None
     return host
+
+
+def _is_ipv6(address: str) -> bool:
+    from ipaddress import IPv6Address  # most have none
+
+    try:
+        IPv6Address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _has_proxy(environment: Mapping[str, str]) -> bool:

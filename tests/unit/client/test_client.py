@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import certifi
 import httpx
 import msgspec
 import pytest
@@ -222,12 +223,12 @@ def test_certificates_that_can_not_be_read_are_refused_by_the_variable_that_name
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({"NO_PROXY": "a,fd00::/8"}, "NO_PROXY: httpx can't read it: must be"),
-        ({"HTTPS_PROXY": "http://u:geheim@proxy:port"}, "HTTPS_PROXY: httpx can't read it: must be"),
-        (
-            {"http_proxy": "http://u:geh/eim@proxy", "no_proxy": "a"},
-            "http_proxy or no_proxy: httpx can't read it: must be",
-        ),
+        ({"NO_PROXY": "a,fd00::/8"}, "NO_PROXY: httpx can't read it: must be names"),
+        ({"NO_PROXY": "a,fd00::/8", "https_proxy": "http://p"}, "NO_PROXY: httpx can't read it: must be names"),
+        ({"HTTPS_PROXY": "http://u:geheim@proxy:port"}, "HTTPS_PROXY: httpx can't read it: must be http"),
+        ({"http_proxy": "http://u:geh/eim@proxy", "no_proxy": "a"}, "http_proxy: httpx can't read it: must be http"),
+        ({"all_proxy": "ftp://u:geheim@proxy"}, "all_proxy: httpx can't read it: must be http"),
+        ({"ALL_PROXY": "socks5://u:geheim@h:7890"}, "ALL_PROXY: got a SOCKS proxy, needs: pip install socksio"),
     ],
 )
 def test_an_http_proxy_that_httpx_can_not_read_is_refused_by_its_variable_and_not_quoted(
@@ -251,6 +252,25 @@ def test_a_url_that_is_no_proxys_is_refused_when_the_client_is_made(kind: type, 
     with pytest.raises(ConfigError, match=f"^base_url: got {re.escape(repr(url))}, must be http") as caught:
         kind(url)
     assert caught.value.field == "base_url"
+
+
+@pytest.mark.parametrize(
+    "url", ["https://u:geheim@h:port", "ftp://u:geheim@h", "http://u:geh/eim@h", "http://u:geheim@1.2.3.400"]
+)
+def test_a_url_that_is_refused_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^base_url: got '.*@.*', must be http") as caught:
+        Steno(url)
+    assert "geh" not in caught.value.message and "eim" not in caught.value.message
+
+
+def test_certificates_that_can_be_read_are_not_blamed_for_another_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module._trusted.cache_clear()
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "none" / "keys"))
+    with pytest.raises(FileNotFoundError):
+        Steno("http://proxy")
 
 
 def test_a_url_with_spaces_around_it_is_the_url() -> None:

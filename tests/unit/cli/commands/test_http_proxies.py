@@ -87,6 +87,8 @@ def test_proxies_that_httpx_can_use_stay(monkeypatch: pytest.MonkeyPatch) -> Non
         ("[fd00::]/8,[::1", "::1"),
         ("[::1]:80,host:port,http://h:port,http://[::1]:80", "http://[::1]:80"),
         ("fd00::/8", ""),
+        ("intranet.müller.de,.b", ".b"),
+        ("a:b:c,1::2::3,::1:80:x,::1", "::1"),
     ],
 )
 def test_what_httpx_refuses_in_no_proxy_is_written_as_it_reads_it_or_left_out(

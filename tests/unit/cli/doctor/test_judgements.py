@@ -10,7 +10,7 @@ import pytest
 
 from steno_cli.doctor.disk_checks import check_folder
 from steno_cli.doctor.findings import FindingLevel, clock
-from steno_cli.doctor.proxy_checks import check_proxy, guarded, judge_metrics, judge_workers
+from steno_cli.doctor.proxy_checks import check_proxy, guarded, judge_metrics, judge_workers, waited_replicas
 from steno_cli.doctor.redis_checks import judge
 from steno_cli.doctor.redis_promises import failover, restart
 from tests.unit.rollouts.nobody import as_nobody
@@ -68,6 +68,13 @@ def test_a_proxy_that_does_not_go_by_the_name_asked_says_so() -> None:
     found = check_proxy("http://a.b", None, httpx.MockTransport(answer))
     assert levels(found) == {"proxy.reachable": FindingLevel.OK, "proxy.hosts": FindingLevel.BAD}
     assert "allowed_hosts" in found[-1].message
+
+
+def test_a_variable_that_httpx_can_not_read_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:port")
+    [found] = check_proxy("http://127.0.0.1:9", None)
+    assert found.level is FindingLevel.BAD and found.message.startswith("HTTPS_PROXY: httpx can't read it")
+    assert waited_replicas("http://127.0.0.1:9") is None
 
 
 @pytest.mark.parametrize("key", [None, "mine"])
