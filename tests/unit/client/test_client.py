@@ -263,12 +263,12 @@ def test_a_url_that_is_refused_is_told_without_its_password(url: str) -> None:
     assert "geh" not in caught.value.message and "eim" not in caught.value.message
 
 
-def test_certificates_that_can_be_read_are_not_blamed_for_another_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module._trusted.cache_clear()
+def test_certificates_that_can_be_read_are_not_blamed_for_another_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_key_log(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")  # SSLKEYLOGFILE in a folder that is not there
+
+    monkeypatch.setattr(module, "_trusted", no_key_log)
     monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
-    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "none" / "keys"))
     with pytest.raises(FileNotFoundError):
         Steno("http://proxy")
 

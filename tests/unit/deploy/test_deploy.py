@@ -81,7 +81,7 @@ def test_redis_keeps_what_it_is_given() -> None:
 def test_composes_keys_are_made_once_in_a_file_that_each_command_reads(tmp_path: Path) -> None:
     """As copied: `up` has the shell, and another one must be able to stop it."""
     page = (DEPLOY.parent / "docs/deployment.md").read_text()
-    [block] = re.findall(r"^install -m 600 .*?^END$", page, re.MULTILINE | re.DOTALL)
+    [block] = re.findall(r"^\[ -e \S+ \] \|\| install -m 600 .*?^END$", page, re.MULTILINE | re.DOTALL)
     commented = "".join(f"#   {line}\n" for line in block.splitlines())
     assert commented in (DEPLOY / "compose/compose.yaml").read_text()
     (tmp_path / "deploy/compose").mkdir(parents=True)
@@ -89,6 +89,9 @@ def test_composes_keys_are_made_once_in_a_file_that_each_command_reads(tmp_path:
     made = tmp_path / "deploy/compose/.env"
     assert re.fullmatch(r"STENO_ADMIN_KEY=\w{64}\nSTENO_WORKER_KEY=\w{64}\n", made.read_text())
     assert made.stat().st_mode & 0o777 == 0o600
+    first = made.read_text()
+    subprocess.run(["bash", "-e"], input=block, cwd=tmp_path, text=True, check=True)
+    assert made.read_text() == first and block in (DEPLOY.parent / "README.md").read_text()
     for command in re.findall(r"docker compose .*", page.partition("## Docker compose")[2].partition("\n## ")[0]):
         assert command.startswith("docker compose -f deploy/compose/compose.yaml "), command
     assert "/deploy/compose/.env" in (DEPLOY.parent / ".gitignore").read_text().splitlines()
