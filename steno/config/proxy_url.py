@@ -23,5 +23,5 @@ def proxy_url(url: str, schemes: Collection[str] = ("http", "https")) -> str:
 
 
 def shown(url: str) -> str:
-    """Without a password."""
-    return re.sub(r"\S*@", "***@", url)
+    """Without user and password."""
+    return re.sub(r"^(\w+://)?\S*@", r"\1***@", url)
