@@ -32,35 +32,20 @@ def test_each_of_them_is_trls_and_its_default_passes(
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "name"),
+    ("rollouts", "config", "changes", "options", "name"),
     [
-        ({"num_generations": 16}, {}, "num_generations"),
-        ({"max_completion_length": 512}, {}, "max_completion_length"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, "chat_template_kwargs"),
-        ({}, {"reward_funcs": len}, "reward_funcs"),
+        (AsyncRollouts, AsyncGRPOConfig, {"num_generations": 16}, {}, "num_generations"),
+        (AsyncRollouts, AsyncGRPOConfig, {"max_completion_length": 512}, {}, "max_completion_length"),
+        (AsyncRollouts, AsyncGRPOConfig, {"chat_template_kwargs": {"thinks": False}}, {}, "chat_template_kwargs"),
+        (AsyncRollouts, AsyncGRPOConfig, {}, {"reward_funcs": len}, "reward_funcs"),
+        (PromptRollouts, GRPOConfig, {"top_p": 0.9}, {}, "top_p"),
+        (PromptRollouts, GRPOConfig, {"generation_kwargs": {"seed": 1}}, {}, "generation_kwargs"),
+        (PromptRollouts, GRPOConfig, {}, {"tools": [len]}, "tools"),
     ],
 )
-def test_async_rollouts_refuse_what_they_do_not_use(
-    changes: dict[str, Any], options: dict[str, Any], name: str, tmp_path: Path
+def test_what_rollouts_do_not_use_their_trainer_refuses(
+    rollouts: Any, config: Any, changes: dict[str, Any], options: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
-    collector: Any = None
-    args = AsyncGRPOConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, **changes)
+    args = config(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, **changes)
     with pytest.raises(BadRequest, match=f"{name}: got .*, must be"):
-        AsyncRollouts(collector, TASKS).trainer("no-model", args, **options)
-
-
-@pytest.mark.parametrize(
-    ("changes", "options", "name"),
-    [
-        ({"top_p": 0.9}, {}, "top_p"),
-        ({"generation_kwargs": {"seed": 1}}, {}, "generation_kwargs"),
-        ({}, {"tools": [len]}, "tools"),
-    ],
-)
-def test_prompt_rollouts_refuse_what_they_do_not_use(
-    changes: dict[str, Any], options: dict[str, Any], name: str, tmp_path: Path
-) -> None:
-    collector: Any = None
-    args = GRPOConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, **changes)
-    with pytest.raises(BadRequest, match=f"{name}: got .*, must be"):
-        PromptRollouts(collector, TASKS).trainer("no-model", args, **options)
+        rollouts(None, TASKS).trainer("no-model", args, **options)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +89,14 @@ async def proxy() -> AsyncIterator[Proxy]:
     await filled(store)
     async with running(store=store) as found:
         yield found
+
+
+def asker(proxy: Proxy, trial_id: str) -> Callable[[], Awaitable[None]]:
+    """Each call makes one turn more of one conversation."""
+    said: list[Any] = ["hello"]
+
+    async def ask() -> None:
+        answer = await proxy.chat(trial_id, *said)
+        said.extend([answer.json()["choices"][0]["message"], "and then?"])
+
+    return ask

@@ -13,7 +13,7 @@ from steno.contracts.records import Session
 from steno.contracts.rest import Completion, GroupSpec
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.viewer.conftest import looking
+from tests.integration.viewer.conftest import asker, looking
 from tests.support.records.recordings import row
 from tests.support.records.shown_sessions import made_turn, record, straight
 from tests.support.workers.parrot import ParrotEngine, Say
@@ -117,12 +117,7 @@ async def test_a_scripted_session_has_no_token_that_may_be_trained(browser: Any)
 async def test_whoever_is_on_a_token_or_in_a_choice_stays_there_while_a_session_grows(
     proxy: Proxy, browser: Any
 ) -> None:
-    said: list[Any] = ["hello"]
-
-    async def ask() -> None:
-        answer = await proxy.chat("alive", *said)
-        said.extend([answer.json()["choices"][0]["message"], "and then?"])
-
+    ask = asker(proxy, "alive")
     async with looking(browser, proxy.url) as looker:
         page = looker.page
         on = "document.activeElement"

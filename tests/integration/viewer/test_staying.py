@@ -12,7 +12,7 @@ import pytest
 from steno.contracts.records import Session
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
-from tests.integration.viewer.conftest import looking
+from tests.integration.viewer.conftest import asker, looking
 from tests.support.records.recordings import row
 from tests.support.records.shown_sessions import long_session, made_turn, record, straight
 
@@ -163,12 +163,7 @@ async def test_folds_and_rows_stay_while_a_session_grows(browser: Any) -> None:
 async def test_whoever_is_in_the_head_on_a_tab_or_at_a_turn_stays_there_while_a_session_grows(
     proxy: Proxy, browser: Any
 ) -> None:
-    said: list[Any] = ["hello"]
-
-    async def ask() -> None:
-        answer = await proxy.chat("alive", *said)
-        said.extend([answer.json()["choices"][0]["message"], "and then?"])
-
+    ask = asker(proxy, "alive")
     async with looking(browser, proxy.url) as looker:
         page = looker.page
         await ask()
