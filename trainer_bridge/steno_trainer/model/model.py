@@ -26,6 +26,9 @@ from steno_trainer.packing.plan import CostModel
 
 _FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
 """Names in models' configurations for a number that logits are multiplied by (1), or divided by (-1)."""
+_TEXT_PART = {r"^language_model\.model\.": "model.", r"^language_model\.lm_head\.": "lm_head."}
+"""Names of the text part in checkpoints of models that also see (Gemma 3, Mistral 3, Llama 4), and in the text part alone:
+transformers knows the first ones only for the whole model."""
 
 
 class PolicyModel(nn.Module):
@@ -88,12 +91,12 @@ def load_model(
     # transformers keeps a weak reference to this and partitions what it loads for as long as it lives.
     watched = HfDeepSpeedConfig(dict(zero)) if zero is not None else None
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        config = config.get_text_config()  # of a model that also sees, the part that reads and writes
+        whole = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = whole.get_text_config()  # of a model that also sees, the part that reads and writes
         check_config(config, longest=min(longest, positions(config)))
         lm, loaded = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=getattr(torch, precision), attn_implementation=attention.NAME,
-            trust_remote_code=trust_remote_code, output_loading_info=True,
+            trust_remote_code=trust_remote_code, output_loading_info=True, key_mapping=None if config is whole else _TEXT_PART,
         )  # fmt: skip
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {path}: {error}", field="model") from error
@@ -108,10 +111,13 @@ def load_model(
     if missing := sorted(loaded["missing_keys"]):
         # transformers gives them random values, and says so in its log only.
         raise ConfigError(
-            f"model {path}: its checkpoint has no {missing[0]} ({len(missing)} of the model's tensors are missing); a model that "
-            "also sees keeps its text part under other names: save that part by itself",
+            f"model {path}: its checkpoint has no {missing[0]} ({len(missing)} of the model's tensors are missing); if it also "
+            "sees, and its text part has names that transformers does not know, save that part by itself",
             field="model",
         )
+    # Where weights leave, these are turned back (`weights/source.py`). Under ZeRO-3 transformers notes here all that it knows for
+    # the model, also what this checkpoint did not need.
+    lm._weight_conversions = [one for one in getattr(lm, "_weight_conversions", None) or () if one.was_used()]
     head = getattr(lm, "lm_head", None)
     if getattr(head, "weight", None) is None or getattr(head, "bias", None) is not None:
         raise ConfigError(
