@@ -22,7 +22,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
-from steno.contracts.errors import StenoError
+from steno.contracts.errors import StenoError, StoreUnavailable
 from steno.contracts.lenient import read_json
 from steno.contracts.records import Group, Session
 from steno_proxy.store.encoding.head import Head, head_from_hash, session_of
@@ -193,7 +193,10 @@ class RedisIndex:
         """When the sweep is to look at these trials next; None: never, they are not open any more."""
         client = self._link.client
         if later := {trial_id: at for trial_id, at in times.items() if at is not None}:
-            await self._link.call(client.zadd(TIMED, later, xx=True))
+            with contextlib.suppress(
+                StoreUnavailable
+            ):  # a full Redis refuses it: then the next sweep looks at them, too
+                await self._link.call(client.zadd(TIMED, later, xx=True))
         if never := [trial_id for trial_id, at in times.items() if at is None]:
             await self._link.call(client.zrem(TIMED, *never))
 

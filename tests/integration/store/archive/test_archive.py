@@ -314,3 +314,19 @@ async def test_a_new_group_takes_no_archived_session_that_is_not_its_own(store: 
     with pytest.raises(Conflict, match="trial g-0: a session in no group has this id"):
         await store.create_group(*make_group("g", 2))
     assert (await store.runs.view("r")).groups.running == 0
+
+
+async def test_a_full_redis_is_emptied_into_the_archive(store: RedisStore, server: RedisServer, url: str) -> None:
+    await ended(store, "a")
+    before = await read(store, "a")
+    with server.client() as client:
+        client.config_set("maxmemory", "1")
+        try:
+            assert await move(store) == 1
+            assert trials_in(url) == ["a"] and keys_of(server, "a") == []
+            assert await read(store, "a") == before
+            await store.delete("a", now=END["now"] + LATER, tombstone_s=60.0)
+            await move(store)
+            assert trials_in(url) == [], "its bytes are overwritten"
+        finally:
+            client.config_set("maxmemory", "0")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import Any
+
 import pytest
 
 from steno.contracts.errors import StoreUnavailable
+from steno.contracts.records import Limits
 from steno_proxy.store.redis.schema import trial_keys
 from steno_proxy.store.redis.store import RedisStore
-from tests.support.contracts.recording import record
+from tests.support.contracts.list import listed
+from tests.support.contracts.recording import END, record
 from tests.support.machine.redis_server import RedisServer
+from tests.support.records.groups import end, finished, group, lease, speak
 from tests.support.records.recordings import row, session, turn
 
 REFUSALS = {
@@ -29,10 +35,13 @@ async def test_what_is_refused_is_unavailable_and_leaves_nothing(
         for name, value in refuse.items():
             client.config_set(name, value)
         try:
-            for call in (
-                store.commit(how, late, row(late), now=1.0), store.register(session(f"new-{how}")),
-                store.complete(how, status="completed", reward=1.0, end_reason="harness", metrics={}, now=2.0),
-            ):  # fmt: skip
+            calls: list[Awaitable[Any]] = [
+                store.commit(how, late, row(late), now=1.0),
+                store.register(session(f"new-{how}")),
+            ]
+            if how == "alone":
+                calls.append(store.complete(how, status="completed", **END))
+            for call in calls:
                 with pytest.raises(StoreUnavailable):
                     await call
             assert await store.turns(how) == made, "who reads is answered"
@@ -42,3 +51,29 @@ async def test_what_is_refused_is_unavailable_and_leaves_nothing(
                 client.config_set(name, value)
     assert await store.commit(how, late, row(late), now=3.0) == 2
     assert [one.turn_id for one in await store.turns(how)] == [one.turn_id for one in [*made, late]]
+
+
+async def test_a_full_redis_ends_sessions_and_lets_them_go(server: RedisServer, store: RedisStore) -> None:
+    """Or nothing but a larger `maxmemory` would ever make room."""
+    await finished(store, "trained")
+    await group(store, "runs", 1)
+    await speak(store, "runs.0", 5)
+    await record(store, "alone", 1)
+    await store.register(session("timed", limits=Limits(max_wall_s=1e9)))
+    with server.client() as client:
+        client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(StoreUnavailable):
+                await store.register(session("new"))
+            [leased] = await lease(store)
+            await store.runs.acknowledge(leased.lease_id, now=21.0)
+            await end(store, "runs.0")
+            await store.complete("alone", status="completed", **END)
+            assert [one async for one in store.due(now=30.0)] == []
+            for trial_id in ("alone", "trained.0"):
+                await store.delete(trial_id, now=30.0, tombstone_s=60.0)
+            assert await store.expire(now=1e6, retention_s=1.0) >= 1
+            await store.sweep(now=1e9)
+            assert await listed(store) == ["runs.0", "timed"], "its group waits for a trainer, and an open one"
+        finally:
+            client.config_set("maxmemory", "0")

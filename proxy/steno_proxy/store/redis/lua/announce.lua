@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Announce writes that are to come (index.py, step 1).
 --
 -- KEYS  1 pending

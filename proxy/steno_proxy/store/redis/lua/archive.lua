@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Which sessions are in the archive, and who moves them there: one replica at a time. All on the index's slot.
 --
 -- KEYS  1 archiver  2 archiving  3 archived  4 blanks  5 dead  6 copies

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- After a session was accounted for in its run: the same tokens are not booked again. A tombstone lets go of what was kept for it.
 --
 -- KEYS  1 session  2 doc  3 turns

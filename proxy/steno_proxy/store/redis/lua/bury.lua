@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- The tombstone of a session that is not in Redis: it was deleted from the archive.
 --
 -- KEYS  1 session

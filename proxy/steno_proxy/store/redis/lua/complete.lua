@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Freeze a session, once.
 --
 -- KEYS  1 session  2 doc  3 events

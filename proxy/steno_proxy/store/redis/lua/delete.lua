@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Remove a recording, leaving a tombstone or nothing.
 --
 -- KEYS  1 session  2 doc  3 turns  4 ids  5 logprobs  6 texts  7 digests  8 numbers  9 events  10 again  11 notes  12 annotations

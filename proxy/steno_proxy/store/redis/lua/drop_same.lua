@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Delete a value, if it is still the one that was read.
 --
 -- KEYS  1 anything

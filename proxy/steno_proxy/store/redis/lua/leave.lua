@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- An ended session leaves Redis, if it is still what was archived.
 --
 -- KEYS  those of the trial: 1 session  2 doc  3 turns  …  6 texts  …  8 numbers …  11 notes  12 annotations

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Keep what came first.
 --
 -- KEYS  1 anything

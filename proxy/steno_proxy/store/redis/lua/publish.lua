@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Bring the index of sessions in line with what was read of one of them. Idempotent, and indifferent to order: what was
 -- read earlier never undoes what was read later, since a session only goes forward: open, completed, aborted, deleted. Some
 -- of these may be left out.

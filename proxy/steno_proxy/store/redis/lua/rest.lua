@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- A run that has no group any more leaves the index that sweeps and scrapes walk. Whoever makes a group of it puts it there after
 -- the group, with another time: so what was found empty before that stays.
 --

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- What was decided of a run, if all that the decision saw is still the same (run/parts.py, RedisRun.plan).
 --
 -- KEYS  as run_read.lua

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Before an ended session is accounted for: from here on its record takes no turn.
 --
 -- KEYS  1 session  2 doc
