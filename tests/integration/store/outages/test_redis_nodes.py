@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
 from steno_cli.doctor import redis_checks
@@ -12,6 +15,13 @@ from tests.integration.store.outages.test_redis_failover import cluster as clust
 from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.records.recordings import session
 from tests.support.waiting import insist
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[RedisServer]:
+    """Of one node."""
+    with contextlib.closing(RedisServer(cluster=True)) as server:
+        yield server
 
 
 async def test_a_proxy_starts_by_whichever_node_is_there(
@@ -49,3 +59,22 @@ async def test_a_replica_that_is_named_first_is_not_taken_for_the_primary(
     await store.register(session("one"))
     await store.close()
     assert "redis.role" not in {one.check for one in check_redis(url)}
+
+
+async def test_a_cluster_whose_addresses_have_all_changed_is_found_again_by_its_names(own_cluster: RedisServer) -> None:
+    """As where all of its pods were made anew: what the cluster told is gone, and the name of the URL leads to what is there."""
+    with own_cluster.client() as client:
+
+        def move_to(address: str) -> None:
+            client.config_set("cluster-announce-ip", address)
+            client.config_set("bind", f"127.0.0.1 {address}")
+
+        move_to("127.0.0.2")
+        store = RedisStore(own_cluster.url, **PATIENT)
+        await store.open()
+        await store.register(session("before"))
+        move_to("127.0.0.3")
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert (await insist(lambda: store.session("before"))).trial_id == "before"
+        await insist(lambda: store.register(session("after")))
+        await store.close()

@@ -43,7 +43,8 @@ LEAVE_EVERY_S = 1.0  # at most: all who were told the same of one server say so 
 
 
 class Script:
-    """A Lua script, run by its digest and sent whole only to a server that does not have it yet."""
+    """A Lua script, run by its digest and sent whole only to a server that does not have it yet. Those that end sessions, and let
+    them go, run on a full Redis too (`allow-oom`): else nothing would ever make room."""
 
     def __init__(self, name: str) -> None:
         self.source = (SCRIPTS / f"{name}.lua").read_text()
@@ -222,6 +223,8 @@ class RedisLink:
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
             if isinstance(error, (ReadOnlyError, NotReplicated)):
                 await self._leave()
+            elif isinstance(error, RedisClusterException):
+                await self._find_anew()
             raise _unavailable(error) from error
         except RuntimeError as error:
             # uvloop's word for writing to a connection that the server has closed this very moment.
@@ -239,6 +242,17 @@ class RedisLink:
         await pool.update_active_connections_for_reconnect()
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await pool.disconnect(inuse_connections=False)
+
+    async def _find_anew(self) -> None:
+        """No node of a cluster is where it was: what comes next asks the nodes of the URL. redis-py has replaced their names by
+        the addresses that the cluster told, and all of these may have changed (pods that were made anew)."""
+        now = asyncio.get_running_loop().time()
+        if self._client is None or now < self._left_at + LEAVE_EVERY_S:
+            return
+        self._left_at = now
+        client, self._client = self._client, None
+        with contextlib.suppress(RedisError, RedisClusterException, OSError, TimeoutError):
+            await client.aclose()
 
 
 class _Failures:
