@@ -82,6 +82,12 @@ class Archiver:
         if known is not None:
             if here is not None and here.id == known.decode():
                 return True
+            if here is None and await self._objects.names():
+                log.warning("the archive %s has no archive.json: listing all that is in it", url)
+                if not await self._list_again():
+                    return False
+                await self._objects.begin(ArchiveIdentity(known.decode(), self._store.home))
+                return True
             found = f"of {here.redis}, with the id {here.id}" if here else "empty"
             raise ArchiveUnreadable(
                 f"the archive {url} is {found}, but this Redis has sessions in the archive with id {known.decode()}: give all "
@@ -102,7 +108,8 @@ class Archiver:
         return True
 
     async def _list_again(self) -> bool:
-        """A Redis that is new, or has lost its memory, learns what is in the archive. False: another replica has taken over."""
+        """A Redis that is new, or has lost its memory, or some of it, learns what is in the archive. False: another replica has
+        taken over."""
         found = 0
         for name in await self._objects.names():
             data = await self._objects.whole(name)
@@ -122,7 +129,8 @@ class Archiver:
     async def _known_again(self, places: list[tuple[Session, ArchivePlace]]) -> bool:
         committed = await self._store.archive.commit({session.trial_id: place for session, place in places})
         for session, _ in places if committed else ():
-            await self._store.shelve(session)
+            if await self._store.archive.status(session.trial_id) is None:  # else it will be archived again
+                await self._store.shelve(session)
         return committed
 
     async def _take_up(self, name: str) -> None:

@@ -13,7 +13,7 @@ from steno_proxy.archive.archiver import Archiver
 from steno_proxy.archive.objects import ArchiveIdentity
 from steno_proxy.store.interface import SessionListPage
 from steno_proxy.store.redis.store import RedisStore
-from tests.integration.store.archive.support import FaultyFileSystem, ended, move, replica
+from tests.integration.store.archive.support import FaultyFileSystem, ended, move, replica, trials_in
 from tests.support.contracts.list import ALL, listed
 from tests.support.machine.redis_server import RedisServer
 
@@ -125,3 +125,28 @@ async def test_a_crash_while_an_archive_is_listed_again(
     assert await listed(store) == []
     await move(store)
     assert await listed(store) == ["a", "b"]
+
+
+async def test_a_redis_of_an_older_backup_lists_what_was_archived_since_once_archive_json_is_removed(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    store, archiver = replica(server, str(tmp_path / "archive"))
+    await ended(store, "a", 1)
+    assert await move(store, archiver) == 1
+    await ended(store, "b", 1)
+    with server.client() as client:
+        backup = {key: client.dump(key) for key in client.keys("*")}
+        await ended(store, "c", 1)
+        assert await move(store, archiver) == 2
+        before = await store.list_sessions(**ALL)
+        client.flushall()
+        for key, value in backup.items():
+            client.restore(key, 0, value)
+    (tmp_path / "archive" / "archive.json").unlink()
+    assert await move(store, archiver) == 1, "b, which this Redis has, once more"
+    assert await store.list_sessions(**ALL) == before and await listed(store) == ["a", "b", "c"]
+    assert await move(store, archiver) == 0, "and the archive is known"
+    await store.delete("b", now=3e5, tombstone_s=60.0)
+    await move(store, archiver)
+    assert trials_in(str(tmp_path / "archive")) == ["a", "c"], "no copy of its bytes is left"
+    await store.close()
