@@ -52,7 +52,7 @@ def stack(folder: Path) -> Iterator[Running]:
         launcher.ready(proxy, f"{url}/healthz")
         told = ("--proxy", f"ws://127.0.0.1:{port}")
         worker = launcher.spawn(LOAD_CORE, "worker", *steno, "benchmarks.worker", *told, env=keys)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not _ready(f"{url}/readyz"):
             if worker.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the worker announced no model; its log ends: {launcher.tail('worker')}")

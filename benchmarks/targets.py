@@ -101,7 +101,7 @@ class Launcher:
         self.children.append(child)
         return child
 
-    def ready(self, child: subprocess.Popen[bytes], url: str, timeout_s: float = 90) -> None:
+    def ready(self, child: subprocess.Popen[bytes], url: str, timeout_s: float = 300) -> None:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if child.poll() is not None:

@@ -102,7 +102,7 @@ class TrlRun:
         until(reached, f"step {step}")
 
     def ended(self) -> int:
-        return self.process.wait(900)
+        return self.process.wait(1700)
 
 
 def trained(steps: list[dict[str, Any]]) -> set[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.support.machine import network_namespace
 
 FOLDER = Path(os.environ.get("STENO_TEST_DOCKER", ""))
-START_S = 60.0
+START_S = 300.0
 
 
 @contextlib.contextmanager
