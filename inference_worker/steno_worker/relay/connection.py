@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, ProxyError, WebSocketException
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from steno.contracts.errors import ProtocolError, StenoError
 from steno.contracts.wire.frames import (
@@ -41,6 +41,7 @@ from steno.contracts.wire.peer_ends import WorkerPeer
 from steno_worker.config import WorkerSettings, dial_url
 from steno_worker.interfaces import MAX_STREAMS, Engine
 from steno_worker.metrics import WorkerMetrics
+from steno_worker.relay.dialling import Dial, FailedDials
 from steno_worker.relay.generations import Generations
 from steno_worker.relay.outlet import ChannelOutlet
 from steno_worker.weights.update_runner import UpdateRunner
@@ -51,37 +52,6 @@ COALESCE_S = 0.002
 FIRST_BACKOFF_S = 0.1
 SETTLE_S = 2.0
 """How long a worker that leaves waits for the proxy to acknowledge what it said last."""
-
-
-class Dial(connect):
-    """Follows redirects as websockets does; one that can't be followed (to https://) is the answer that it is."""
-
-    def process_redirect(self, exc: Exception) -> Exception | str:
-        try:
-            return super().process_redirect(exc)
-        except (WebSocketException, ValueError):
-            return exc
-
-
-def unreachable(error: Exception) -> str:
-    """Why a proxy could not be dialled, in words for the log."""
-    if isinstance(error, InvalidStatus) and "Location" in error.response.headers:
-        location = error.response.headers.get_all("Location")[0][:200]
-        return (
-            f"HTTP {error.response.status_code}: this address sends workers on to {location!r}; dial the proxy's control plane "
-            "itself, ws://HOST:PORT or wss://HOST:PORT"
-        )
-    if isinstance(error, InvalidStatus) and 400 <= error.response.status_code < 500:
-        return (
-            f"HTTP {error.response.status_code}: this address does not accept workers; dial the proxy's control plane, "
-            "http://HOST:PORT, with no path except the public URL's prefix"
-        )
-    if isinstance(error, ProxyError):
-        return (
-            f"an HTTP proxy stands between (http_proxy, https_proxy, all_proxy), and did not pass it on: {error}; to dial "
-            "directly, name this host in no_proxy"
-        )
-    return str(error) or type(error).__name__
 
 
 class ProxyConnection:
@@ -105,6 +75,7 @@ class ProxyConnection:
         self._on_engine_death = on_engine_death
         self._clock = clock
         self._announced: Announce | None = None
+        self._failed_dials = FailedDials(url)
         self._leaving = False
         self._stop = asyncio.Event()
         self._settled = asyncio.Event()
@@ -186,7 +157,7 @@ class ProxyConnection:
             # ConnectionClosed: reset between accept and handshake, as by a load balancer whose proxy has just gone.
             # ValueError: what stands in the way (an HTTP proxy, a redirect) names an address that is none
             # ImportError: a SOCKS proxy stands in the way, and python-socks is not installed
-            logger.warning("can't reach %s: %s", self.url, unreachable(error))
+            self._failed_dials.add(error, self._clock())
             return False
         if self._stop.is_set():  # told to leave while this was dialled: nobody would take leave on it
             await _close(websocket, CLOSE_GOING_AWAY, "", [])
@@ -275,6 +246,7 @@ class ProxyConnection:
     def _handle(self, event: Frame | Event) -> None:
         if isinstance(event, PeerUp):
             logger.info("connected to %s, %s", self.url, "resumed" if event.resumed else "new")
+            self._failed_dials.forget()
             self._connected = True
             if not event.resumed and self._announced is not None:
                 self.send(self._announced)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from steno_worker.relay import dialling
 from steno_worker.relay.connection import ProxyConnection
 from tests.integration.relay.conftest import drain, relay
 from tests.support.waiting import until
@@ -24,8 +25,9 @@ async def send_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def test_a_redirect_to_https_is_named_and_tried_again_while_the_other_proxy_is_served(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(dialling, "SAY_AGAIN_S", 0.0)
     server = await asyncio.start_server(send_on, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
 
@@ -47,6 +49,7 @@ async def test_a_socks_proxy_without_its_package_is_told_and_tried_again(
 ) -> None:
     monkeypatch.setenv("https_proxy", "socks5h://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(dialling, "SAY_AGAIN_S", 0.0)
 
     def told() -> list[str]:
         return [text for record in caplog.records if "ws://proxy.test" in (text := record.getMessage())]
