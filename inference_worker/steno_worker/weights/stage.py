@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from steno.config.object_store import ObjectStore
 from steno.contracts.errors import WeightsRefused
 from steno.contracts.policy import PatchEntry
 from steno_worker.metrics import WorkerMetrics
+from steno_worker.temporary import TemporaryFolder, sweep_dead
 from steno_worker.weights.object_files import fetch, is_url, readable_store
 from steno_worker.weights.patching import PatchBase, PatchedStaging, PatchJob
 from steno_worker.weights.staged_files import StreamStaging, check_folder, readable_folder
@@ -54,7 +54,7 @@ class Stager:
         self._objects = objects
         self._metrics = metrics
         self._staging_dir = staging_dir
-        self._temporary: Path | None = None
+        self._temporary: TemporaryFolder | None = None
         self._streams = DiskThread(
             "staging"
         )  # what is asked of our own folder happens in the order in which it was asked
@@ -97,9 +97,10 @@ class Stager:
         if self._closed:
             return
         self._closed = True
-        for root in (self._kept_folder, self._temporary):
-            if root is not None:
-                self._streams.tell(partial(shutil.rmtree, root, ignore_errors=True))
+        if self._kept_folder is not None:
+            self._streams.tell(partial(shutil.rmtree, self._kept_folder, ignore_errors=True))
+        if self._temporary is not None:
+            self._streams.tell(self._temporary.remove)
         with contextlib.suppress(TimeoutError):  # a disk that hangs: the thread ends with the process
             async with asyncio.timeout(CLOSE_S):
                 await self._streams.do(lambda: None)
@@ -263,8 +264,9 @@ class Stager:
         if self._staging_dir is not None:
             return self._staging_dir
         if self._temporary is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="steno-staging-"))
-        return self._temporary
+            self._temporary = TemporaryFolder("staging")
+            self._streams.tell(sweep_dead)  # before the room is measured
+        return self._temporary.path
 
 
 def _comes_here(update: WeightUpdate) -> bool:

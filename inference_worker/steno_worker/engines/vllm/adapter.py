@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -30,6 +29,7 @@ from steno.contracts.errors import ConfigError, EngineFailed, WeightsRefused
 from steno.contracts.policy import AdapterEntry
 from steno_worker.engines.vllm.weights import HalfLoaded, checkpoint_folder, checkpoint_places
 from steno_worker.interfaces import StagedUpdate
+from steno_worker.temporary import TemporaryFolder, sweep_dead
 from steno_worker.weights.adapter import AdaptedLayer, Adapter, AdapterBase, read_adapter
 from steno_worker.weights.threads import in_time
 
@@ -60,7 +60,9 @@ class VllmAdapter:
         self._places = checkpoint_places(config) or {}
         self._processes: int = config.parallel_config.world_size_across_dp
         self._nothing = self._of_zeros()
-        self._root = Path(tempfile.mkdtemp(prefix="steno-adapter-"))
+        self._temporary = TemporaryFolder("adapter")
+        self._root = self._temporary.path
+        sweep_dead()
 
     async def start(self, llm: AsyncLLM) -> None:
         """Before the first request. Raises: ConfigError."""
@@ -74,7 +76,7 @@ class VllmAdapter:
 
     def close(self) -> None:
         """The engine is gone. Idempotent."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._temporary.remove()
 
     async def load(self, llm: AsyncLLM, update: StagedUpdate) -> float:
         """As `VllmWeights.load`."""

@@ -4,6 +4,7 @@ prompts on, and every token knows which it is of."""
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from steno.contracts.policy import AdapterEntry, UpdateSpec
 from steno_worker.engines.vllm.args import from_fields
 from steno_worker.engines.vllm.engine import VllmTokens
 from steno_worker.interfaces import StagedUpdate
+from steno_worker.temporary import TemporaryFolder
 from steno_worker.weights.adapter import Adapter
 from steno_worker.weights.proven_weights import base_update
 from tests.integration.vllm.drawing import Drawn, ask, draw, gathered, logits_of, to_the_end
@@ -262,3 +264,18 @@ def test_layers_are_named_where_nothing_is_said_and_what_can_not_be_is_refused(t
     fields = {"model": str(tied_dir), "enable_lora": True, "lora_target_modules": ["q_proj", "lm_head"]}
     with pytest.raises(ConfigError, match="lora_target_modules: lm_head can't be adapted here"):
         from_fields(fields).checked()
+
+
+def test_a_worker_removes_the_adapters_of_a_killed_one_before_it_starts(
+    tied_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = TemporaryFolder("adapter")
+    assert killed._held is not None
+    killed._held.close()
+    fields = {"model": str(tied_dir), "dtype": "float32", "max_model_len": CONTEXT_TOKENS, "enable_lora": True}
+    adapter = VllmTokens(from_fields(fields))._adapter
+    assert adapter is not None and not killed.path.exists()
+    assert [path for path in tmp_path.glob("steno-*") if path.is_dir()] == [adapter._root]
+    adapter.close()
+    assert list(tmp_path.glob("steno-*")) == []

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,6 +23,7 @@ from steno.contracts.wire.frames import Abandon, Apply, Chunk, Frame, ModelCard,
 from steno_worker.engines.vllm_server.engine import VllmServerEngine
 from steno_worker.interfaces import StagedUpdate
 from steno_worker.metrics import WorkerMetrics
+from steno_worker.temporary import TemporaryFolder
 from steno_worker.weights import stage, staged_files
 from steno_worker.weights import update_state as one_update
 from steno_worker.weights.update_runner import UpdateRunner
@@ -521,6 +525,24 @@ async def test_what_was_streamed_last_stays_on_the_disk_to_go_back_to(bench: Ben
     await proxy.until("served")
     await bench.updates._stager._streams.do(lambda: None)
     assert len(list(bench.root.iterdir())) == 1  # the copy of run/1 has gone
+
+
+async def test_what_a_killed_worker_left_goes_before_the_room_is_measured(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(bench.updates._stager, "_staging_dir", None)
+    killed = TemporaryFolder("staging")
+    assert killed._held is not None
+    killed._held.close()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if killed.path.exists() else 10**12))
+    proxy = bench.proxy()
+    proxy.prepare(stream_spec())
+    await proxy.until("receiving")
+    await proxy.upload()
+    await proxy.until("ready")
+    await bench.updates.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_nccl_leaves_nothing_to_go_back_to(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
