@@ -11,6 +11,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from steno.contracts.errors import NoWorker, WorkerLost
 from steno_worker.relay import connection
+from steno_worker.relay.dialling import Dial
 from tests.integration.relay.conftest import drain, relay
 from tests.support.machine.tcprelay import TcpRelay
 from tests.support.waiting import until
@@ -151,15 +152,15 @@ async def test_a_proxy_that_starts_again_gets_its_worker_back_and_the_old_genera
 
 async def test_a_worker_outlives_a_socket_that_is_reset_before_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a load balancer does whose proxy has just gone. Sockets of one process can't meet the moment."""
-    refusals = iter([ConnectionClosedError(None, None)] * 3)
+    refusals = [ConnectionClosedError(None, None)] * 3
 
-    async def connect(*args: Any, **kwargs: Any) -> Any:
-        for refusal in refusals:
-            raise refusal
-        return await connection.connect_for_real(*args, **kwargs)  # type: ignore[attr-defined]
+    async def dial(*args: Any, **kwargs: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return await Dial(*args, **kwargs)
 
-    monkeypatch.setattr(connection, "connect_for_real", connection.connect, raising=False)
-    monkeypatch.setattr(connection, "connect", connect)
+    monkeypatch.setattr(connection, "Dial", dial)
     async with relay() as running:
         await running.worker()
         assert ids_of(await drain(running.open(10))) == list(range(10))
+    assert not refusals
