@@ -299,7 +299,7 @@ class AsyncRollouts:
                 if self.progress.taken(group.group_id):
                     self._to_mark.add(group.group_id)  # of this lease the proxy does not know it
                 return
-            already = self.progress.begin(group.group_id, len(group.rows))
+            already = self.progress.begin(group.group_id, len(group.rows), group.lease.group.created_at)
         if already < len(group.rows):
             self._put(group, already)
             return
@@ -318,7 +318,7 @@ class AsyncRollouts:
         with self._lock:
             # The trainer's thread and that of the rows may have acknowledged one group at a time.
             if self._held.get(group.group_id) is group:
-                self.progress.acknowledged(group.group_id)
+                self.progress.acknowledged(group.group_id, group.lease.group.created_at)
                 del self._held[group.group_id]
 
     def _count(self, group: CollectedGroup) -> None:

@@ -11,34 +11,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MOST_DONE = 10_000
+"""Groups that are remembered after the proxy has confirmed that it is done with them."""
+
 
 @dataclass
 class RowProgress:
     """finished: not acknowledged yet. passed: rows of a group that were trained or dropped, of groups that are not finished.
     begun: groups that are not finished and of which a row was trained. groups: so many of this kind were finished, in all starts
-    of the run."""
+    of the run. done: the newest that were acknowledged, and when each was made: the proxy's Redis may forget it all the same."""
 
     finished: list[str] = field(default_factory=list)
     passed: dict[str, int] = field(default_factory=dict)
     begun: set[str] = field(default_factory=set)
     groups: int = 0
+    done: dict[str, float] = field(default_factory=dict)
     _left: dict[str, int] = field(default_factory=dict)
     _waiting: dict[str, int] = field(default_factory=dict)
     _order: deque[tuple[str, bool]] = field(default_factory=deque)
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> RowProgress:
-        """What an earlier release saved counts no groups."""
-        begun, groups = set(saved.get("begun", [])), int(saved.get("groups", 0))
-        return cls(list(saved.get("finished", [])), dict(saved.get("passed", {})), begun, groups)
+        """What an earlier release saved counts no groups, or knows none that are done."""
+        begun, groups, done = set(saved.get("begun", [])), int(saved.get("groups", 0)), dict(saved.get("done", {}))
+        return cls(list(saved.get("finished", [])), dict(saved.get("passed", {})), begun, groups, done)
 
     def saved(self) -> dict[str, Any]:
         return {
             "finished": list(self.finished), "passed": dict(self.passed), "begun": sorted(self.begun), "groups": self.groups,
+            "done": dict(self.done),
         }  # fmt: skip
 
-    def begin(self, group_id: str, rows: int) -> int:
-        """A group has come with so many rows. Returns: how many of them, from the first on, a checkpoint has already."""
+    def begin(self, group_id: str, rows: int, made_at: float) -> int:
+        """A group has come with so many rows. Returns: how many of them, from the first on, a checkpoint has already.
+
+        Args: made_at: Unix seconds: one that was made anew under the name of one that is done is another one.
+        """
+        if self.done.get(group_id) == made_at:
+            del self.done[group_id]
+            self.finished.append(group_id)
         if group_id in self.finished:
             return rows
         already = min(self.passed.get(group_id, 0), rows)
@@ -69,8 +80,12 @@ class RowProgress:
             if not self._left[group_id]:
                 self._finish(group_id)
 
-    def acknowledged(self, group_id: str) -> None:
+    def acknowledged(self, group_id: str, made_at: float) -> None:
         self.finished.remove(group_id)
+        self.done.pop(group_id, None)  # it is the newest now
+        self.done[group_id] = made_at
+        while len(self.done) > MOST_DONE:
+            del self.done[next(iter(self.done))]
 
     def _finish(self, group_id: str) -> None:
         self.finished.append(group_id)

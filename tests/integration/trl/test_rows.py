@@ -61,7 +61,7 @@ def test_a_row_is_trained_unless_something_speaks_against_it(
 ) -> None:
     rollouts = rollouts_at_step_3()
     found = row(version if version[0] != "/" else rollouts.versions.lineage + version, **changes)
-    lease: Any = SimpleNamespace(group=SimpleNamespace(group_id="g", task={}), left_out={})
+    lease: Any = SimpleNamespace(group=SimpleNamespace(group_id="g", task={}, created_at=1.0), left_out={})
     rollouts._came(CollectedGroup(lease, {"g.0": 1.0, "g.1": 0.0}, [found]))
     if reason is None:
         sample = rollouts.rollout_buffer.get(timeout=0.0)
@@ -89,7 +89,9 @@ class ProxyToTell:
 
 
 def leased(rollouts: AsyncRollouts, lease_id: str) -> CollectedGroup:
-    lease: Any = SimpleNamespace(lease_id=lease_id, group=SimpleNamespace(group_id="g", task={}), left_out={})
+    lease: Any = SimpleNamespace(
+        lease_id=lease_id, group=SimpleNamespace(group_id="g", task={}, created_at=1.0), left_out={}
+    )
     return CollectedGroup(lease, {"g.0": 1.0, "g.1": 0.0}, [row(rollouts.versions.lineage + "/3")])
 
 

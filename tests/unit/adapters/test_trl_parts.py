@@ -32,21 +32,35 @@ grpo_advantages = part("group_rewards").grpo_advantages
 unused = part("unused_settings")
 
 
+def test_a_group_whose_acknowledgement_redis_forgot_is_not_trained_again() -> None:
+    progress = RowProgress()
+    progress.begin("a", 2, 1.0)
+    for _ in range(2):
+        progress.handed_over("a")
+    progress.trained(2)
+    progress.acknowledged("a", 1.0)
+    later = RowProgress.restored(json.loads(json.dumps(progress.saved())))
+    assert later.begin("a", 2, 1.0) == 2 and later.finished == ["a"]
+    later.acknowledged("a", 1.0)
+    assert (later.finished, later.groups) == ([], 1)
+    assert later.begin("a", 2, 5.0) == 0, "made anew: another one"
+
+
 def test_a_group_is_finished_with_the_last_of_its_rows() -> None:
     progress = RowProgress()
-    assert [progress.begin("a", 2), progress.begin("b", 1)] == [0, 0]
+    assert [progress.begin("a", 2, 1.0), progress.begin("b", 1, 1.0)] == [0, 0]
     assert [progress.handed_over(name) for name in "aab"] == [False, True, True]
     progress.trained(1)
     assert (progress.finished, progress.passed) == ([], {"a": 1})
     progress.trained(2)
     assert (progress.finished, progress.passed) == (["a", "b"], {})
-    progress.acknowledged("a")
-    assert progress.saved() == {"finished": ["b"], "passed": {}, "begun": [], "groups": 2}
+    progress.acknowledged("a", 1.0)
+    assert progress.saved() == {"finished": ["b"], "passed": {}, "begun": [], "groups": 2, "done": {"a": 1.0}}
 
 
 def test_rows_that_were_dropped_are_passed_in_their_turn() -> None:
     progress = RowProgress()
-    progress.begin("a", 2), progress.begin("b", 2)
+    progress.begin("a", 2, 1.0), progress.begin("b", 2, 1.0)
     for name, dropped in (("a", True), ("a", False), ("b", True), ("b", False)):
         progress.handed_over(name, dropped=dropped)
     progress.trained(1)
@@ -57,7 +71,7 @@ def test_groups_of_which_a_row_was_trained_are_counted_over_all_starts() -> None
     """TRL ends a run of so many epochs by them. One in the middle is counted by the start that trains its last row."""
     progress = RowProgress()
     for name, rows in (("a", 1), ("dropped", 2), ("b", 2), ("c", 2)):
-        progress.begin(name, rows)
+        progress.begin(name, rows, 1.0)
     for name, dropped in (
         ("a", False), ("dropped", True), ("dropped", True), ("b", True), ("b", False), ("c", False), ("c", False)
     ):  # fmt: skip
@@ -66,7 +80,7 @@ def test_groups_of_which_a_row_was_trained_are_counted_over_all_starts() -> None
     saved = progress.saved()
     assert (saved["groups"], saved["begun"], saved["passed"]) == (2, ["c"], {"c": 1})
     later = RowProgress.restored(json.loads(json.dumps(saved)))
-    later.begin("c", 2)
+    later.begin("c", 2, 1.0)
     later.handed_over("c", dropped=True)
     later.trained(0)
     assert later.groups == 3 and later.saved()["begun"] == []
@@ -75,7 +89,7 @@ def test_groups_of_which_a_row_was_trained_are_counted_over_all_starts() -> None
 
 def test_what_a_checkpoint_has_is_not_begun_again() -> None:
     progress = RowProgress.restored({"finished": ["done"], "passed": {"half": 2}})
-    assert [progress.begin("done", 3), progress.begin("half", 3), progress.begin("new", 3)] == [3, 2, 0]
+    assert [progress.begin("done", 3, 1.0), progress.begin("half", 3, 1.0), progress.begin("new", 3, 1.0)] == [3, 2, 0]
     assert progress.handed_over("half")
     progress.trained(1)
     assert (progress.finished, progress.passed) == (["done", "half"], {})
@@ -83,7 +97,7 @@ def test_what_a_checkpoint_has_is_not_begun_again() -> None:
 
 def test_a_group_without_rows_is_finished_at_once() -> None:
     progress = RowProgress()
-    assert progress.begin("empty", 0) == 0
+    assert progress.begin("empty", 0, 1.0) == 0
     assert progress.finished == ["empty"]
 
 
