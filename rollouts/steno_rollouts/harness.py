@@ -203,10 +203,10 @@ class Rollouts:
         await asyncio.sleep(self._admission.ask_again_s if full is None else FULL_S)  # the proxy is asked: nobody tells
 
     async def _waits_for(self) -> str:
-        return self._admission.waits_for(await self._client.run(self.options.run_id))
+        return self._admission.waits_for(await self._client.run(self.options.run_id, ledger=False))
 
     async def _recorded_in_hand(self) -> int:
-        return (await self._client.run(self.options.run_id)).groups.in_hand
+        return (await self._client.run(self.options.run_id, ledger=False)).groups.in_hand
 
     async def _give_up(self) -> None:
         """What has no end yet gets none later."""

@@ -338,9 +338,13 @@ class RestCalls:
         return ClientRequest("POST", path, partial(read, RolloutsOver), body=RolloutsOver(over=over))
 
     @call
-    def run(self, run_id: str) -> ClientRequest[RunView]:
-        """Returns: where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing."""
-        return ClientRequest("GET", f"/runs/{quote(run_id, safe='')}", partial(read, RunView))
+    def run(self, run_id: str, *, ledger: bool = True) -> ClientRequest[RunView]:
+        """Returns: where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing.
+
+        ledger: False: without tokens, which get more with each policy version: for who asks often. An older proxy gives them.
+        """
+        path, query = f"/runs/{quote(run_id, safe='')}", {"ledger": None if ledger else False}
+        return ClientRequest("GET", path, partial(read, RunView), query=query, newer="ledger")
 
     @call
     def post_step(self, run_id: str, step: TrainingStep) -> ClientRequest[TrainingStep]:

@@ -42,6 +42,7 @@ from steno.client.transport import (
     result,
     show,
     was_removed,
+    without_newer,
 )
 from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import Session, Turn
@@ -160,6 +161,8 @@ class Client(RestCalls, Blocking):
             except (httpx.TransportError, StenoError) as error:
                 if lost and was_removed(request, error):
                     return request.read(None)
+                if without_newer(request, error):
+                    return self._send(request)
                 lost = lost or may_be_done(error)
                 retries = self._retries if repeatable(request) else 0
                 time.sleep(pause(as_error(error, self._http.base_url), attempt, retries))
@@ -272,6 +275,8 @@ class AsyncClient(RestCalls, Asynchronous):
             except (httpx.TransportError, StenoError) as error:
                 if lost and was_removed(request, error):
                     return request.read(None)
+                if without_newer(request, error):
+                    return await self._send(request)
                 lost = lost or may_be_done(error)
                 retries = self._retries if repeatable(request) else 0
                 await _sleep(pause(as_error(error, http.base_url), attempt, retries))

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from steno.config.proxy_url import PROXY_URL_FORM, proxy_url, shown
-from steno.contracts.errors import BY_CODE, ConfigError, NotFound, ProtocolError, StenoError, Unreachable
+from steno.contracts.errors import BY_CODE, BadRequest, ConfigError, NotFound, ProtocolError, StenoError, Unreachable
 from steno.contracts.rest import END
 
 P = ParamSpec("P")
@@ -49,11 +49,13 @@ class ClientRequest(Generic[T]):
         content: Body | None = None,
         patience_s: float = 0.0,
         removes: str | None = None,
+        newer: str | None = None,
     ) -> None:
         """content: a raw body instead; in pieces it is sent once. patience_s: how long the proxy may take longer than usual.
-        removes: the field that a NotFound names once what it says was removed, as by an attempt whose answer was lost."""
+        removes: the field that a NotFound names once what it says was removed, as by an attempt whose answer was lost. newer: the
+        query parameter that an older proxy does not know, and refuses; it is asked without it."""
         self.method, self.path, self.read = method, path, read
-        self.content, self.patience_s, self.removes = content, patience_s, removes
+        self.content, self.patience_s, self.removes, self.newer = content, patience_s, removes, newer
         self.query = {key: value for key, value in (query or {}).items() if value is not None}
         self.body = body
 
@@ -210,6 +212,12 @@ def may_be_done(error: Exception) -> bool:
 def was_removed(request: ClientRequest[Any], error: Exception) -> bool:
     """Whether this failure says that what was to be removed is gone."""
     return request.removes is not None and isinstance(error, NotFound) and error.field == request.removes
+
+
+def without_newer(request: ClientRequest[Any], error: Exception) -> bool:
+    """Whether an older proxy has refused the parameter that it does not know: the request, without it now, can be sent again."""
+    refused = isinstance(error, BadRequest) and error.field == request.newer
+    return refused and request.query.pop(request.newer or "", None) is not None
 
 
 def result(request: ClientRequest[T], response: httpx.Response) -> T:

@@ -15,6 +15,7 @@ from steno.client.client import AsyncSteno, Steno
 from steno.contracts.errors import StoreFull
 from steno.contracts.records import Session
 from steno.contracts.rest import GroupSpec, GroupTrials
+from steno.contracts.runs.leases import RunView
 from steno_rollouts import harness
 from steno_rollouts.calls.patience import PatientSteno
 from steno_rollouts.groups.plan import epochs
@@ -59,12 +60,23 @@ async def test_a_runs_own_key_registers_groups_that_the_bound_admits(
     assert [result.reward for result in await rolled(found, Stand())] == [1.0] * 4
 
 
-async def test_what_is_in_hand_is_asked_of_the_proxy(stack: Stack, tmp_path: Path) -> None:
-    """Groups of a scripted engine bring nothing to a trainer: they leave its hand as they end, one after the other."""
+async def test_what_is_in_hand_is_asked_of_the_proxy(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of a scripted engine bring nothing to a trainer: they leave its hand as they end, one after the other. The ledger,
+    which gets longer with each policy version, is not read twice a second."""
+    asked, run = list[dict[str, bool]](), AsyncSteno.run
+
+    async def noted(client: AsyncSteno, run_id: str, **which: bool) -> RunView:
+        asked.append(which)
+        return await run(client, run_id, **which)
+
+    monkeypatch.setattr(AsyncSteno, "run", noted)
     stand = Stand(gate=asyncio.Barrier(2))
     found = prepared(stack, tmp_path, "own-bound", tasks=3, in_flight=64, groups_per_step=1, max_staleness_steps=0)
     await rolled(found, stand)
     assert stand.most == 2
+    assert len(asked) >= 3 and all(which == {"ledger": False} for which in asked)
 
 
 async def test_groups_that_killed_rollouts_have_left_are_gone_on_with_whatever_is_in_hand(

@@ -12,7 +12,8 @@ import pytest
 from steno.client import client as client_module
 from steno.client.client import AsyncClient, Client
 from steno.client.transport import EventLines
-from steno.contracts.errors import ArchiveUnreadable, ProtocolError, StenoError, Unreachable
+from steno.contracts.errors import ArchiveUnreadable, BadRequest, ProtocolError, StenoError, Unreachable
+from steno.contracts.runs.leases import RunView
 from tests.support.records.recordings import session
 
 pytestmark = pytest.mark.usefixtures("pauses")
@@ -163,3 +164,30 @@ def test_an_event_that_is_none_is_asked_for_again_and_not_skipped(monkeypatch: p
     with pytest.raises(ProtocolError, match="not an event of a Steno proxy"):
         list(Client("http://proxy", transport=httpx.MockTransport(answer), retries=1).events("t"))
     assert asked == [None, "6"]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+async def test_an_older_proxy_is_asked_without_the_parameter_that_it_does_not_know(
+    kind: type[Client] | type[AsyncClient],
+) -> None:
+    """Proxies are replaced one by one, and launchers may come first. Any other refusal stays one."""
+    asked: list[str] = []
+    refused = "ledger"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.query.decode())
+        if not request.url.query:
+            return httpx.Response(200, json={"run_id": "r"})
+        said = {"message": "unknown query parameter", "code": "bad_request", "field": refused}
+        return httpx.Response(400, json={"error": said})
+
+    async def run() -> RunView:
+        client = kind("http://proxy", transport=httpx.MockTransport(answer), retries=0)
+        found = client.run("r", ledger=False)
+        return found if isinstance(found, RunView) else await found
+
+    assert (await run()).run_id == "r" and asked == ["ledger=false", ""]
+    refused = "other"
+    with pytest.raises(BadRequest):
+        await run()
+    assert len(asked) == 3

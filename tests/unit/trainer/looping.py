@@ -200,7 +200,7 @@ async def looped(
     else:
         state = TrainingState("r", VersionHistory((PolicyVersion("base", 0), PolicyVersion("a", 0))))
 
-    async def run(run_id: str) -> Any:
+    async def run(run_id: str, *, ledger: bool) -> Any:
         waiting = len(world.ready)
         groups = SimpleNamespace(in_hand=world.in_hand, running=0, ready=waiting, leased=0, used=0)
         return SimpleNamespace(groups=groups, rollouts_over=world.over)

@@ -54,7 +54,7 @@ OVER_S = 5.0
 
 
 class RunStatus(Protocol):
-    def run(self, run_id: str) -> Awaitable[RunView]: ...
+    def run(self, run_id: str, *, ledger: bool = True) -> Awaitable[RunView]: ...
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Loop:
         while True:
             await asyncio.sleep(OVER_S)
             try:
-                found = await self._status.run(self.state.run)
+                found = await self._status.run(self.state.run, ledger=False)
             except StenoError as error:
                 logger.warning("can't ask the proxy now whether rollouts are over: %s", error)
                 continue
@@ -319,7 +319,7 @@ class Loop:
     async def _queue(self) -> dict[str, float]:
         values = {"queue/waiting_groups": float(self._feed.waiting)}
         try:
-            run = await self._ending.unless_ending(self._status.run(self._settings.run))
+            run = await self._ending.unless_ending(self._status.run(self._settings.run, ledger=False))
         except StenoError as error:
             if not error.retryable:
                 raise

@@ -121,5 +121,14 @@ async def rollouts(request: Request, run_id: RunId, body: RolloutsOver) -> Respo
     response_model=RunView,
     summary="Where a run's groups are, and its side of the ledger: tokens sampled, and those that no lease brings",
 )
-async def read_run(request: Request, run_id: RunId) -> Response:
-    return encoded(request, await services(request).store.runs.view(run_id))
+async def read_run(
+    request: Request,
+    run_id: RunId,
+    ledger: Annotated[
+        bool,
+        Query(
+            description="false: without `sampled`, `borrowed` and `not_trained`, which grow with each policy version"
+        ),
+    ] = True,
+) -> Response:
+    return encoded(request, await services(request).store.runs.view(run_id, ledger=ledger))

@@ -39,9 +39,9 @@ class MemoryRun(RunAccount):
             self._looked_at = now
             self.taken = {name: at for name, at in self.taken.items() if at > now - TAKEN_S}
 
-    def view(self, run_id: str | None, now: float) -> RunView:
+    def view(self, run_id: str | None, now: float, *, ledger: bool) -> RunView:
         held = [status for name in self.leased() if not (status := self.groups[name]).expired(now)]
-        return overview.view(run_id, self, len(list(self.waiting(now))), held, now)
+        return overview.view(run_id, self, len(list(self.waiting(now))), held, now, ledger=ledger)
 
 
 class MemoryRuns:
@@ -136,7 +136,7 @@ class MemoryRuns:
         leasing.check_epoch(self._runs.get(run_id, MemoryRun()), run_id, epoch)
 
     async def view(self, run_id: str | None, *, now: float | None = None, ledger: bool = True) -> RunView:
-        return self._runs.get(run_id, MemoryRun()).view(run_id, _at(now))
+        return self._runs.get(run_id, MemoryRun()).view(run_id, _at(now), ledger=ledger)
 
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
         run = self._runs.get(run_id, MemoryRun())
@@ -166,7 +166,7 @@ class MemoryRuns:
             self._waiters.wake(run_id)
 
     async def in_hand(self, *, now: float | None = None) -> GroupsInHand:
-        views = [run.view(run_id, _at(now)).groups for run_id, run in self._runs.items()]
+        views = [run.view(run_id, _at(now), ledger=False).groups for run_id, run in self._runs.items()]
         return GroupsInHand(*(sum(getattr(view, name) for view in views) for name in GroupsInHand._fields))
 
     def watch(self, run_id: str | None) -> contextlib.AbstractContextManager[asyncio.Event]:

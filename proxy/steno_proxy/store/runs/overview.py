@@ -8,10 +8,19 @@ from steno.contracts.runs.leases import EvalGroups, GroupPlace, RunGroups, RunVi
 from steno_proxy.store.runs.account import GroupState, GroupStatus, RunAccount
 
 
-def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[GroupStatus], now: float) -> RunView:
+def view(
+    run_id: str | None,
+    run: RunAccount,
+    ready: int,
+    leased: Iterable[GroupStatus],
+    now: float,
+    *,
+    ledger: bool = True,
+) -> RunView:
     """What `GET /runs/{run_id}` gives.
 
     Args: run: totals, ledger, trainer, `over`. ready: how many groups can be leased. leased: those whose time is not over.
+        ledger: False: without the tokens.
     """
     held, totals = list(leased), run.totals
     used = sum(status.used for status in held)
@@ -25,7 +34,7 @@ def view(run_id: str | None, run: RunAccount, ready: int, leased: Iterable[Group
         rollouts_over=bool(run.over),
         trainer=run_trainer(*run.trainer, now),
     )  # fmt: skip
-    for entry, tokens in run.ledger.items():
+    for entry, tokens in run.ledger.items() if ledger else ():
         side, _, rest = entry.partition(":")
         if side == "s":
             found.sampled[rest] = tokens

@@ -185,3 +185,13 @@ async def test_a_trainer_takes_over_and_the_one_before_is_told_whatever_it_asks(
         await proxy.steno.acknowledge(lease.lease_id)
     assert (await proxy.steno.take_over(RUN, "t3")).epoch == 3
     await proxy.steno.post_update(update(3))  # of nobody who registered
+
+
+async def test_a_run_is_read_without_its_ledger_by_who_asks_often(proxy: Proxy) -> None:
+    """It has a number for each policy version and reason, for good, and held-back launchers ask twice a second."""
+    await finished(proxy, "g")
+    whole, short = await proxy.steno.run(RUN), await proxy.steno.run(RUN, ledger=False)
+    assert whole.sampled and short.sampled == {} and short.groups == whole.groups
+    assert (await proxy.http.get(f"/runs/{RUN}?ledger=true")).json()["sampled"] == whole.sampled
+    answer = await proxy.http.get(f"/runs/{RUN}?ledger=some")
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "ledger")

@@ -152,7 +152,7 @@ class Life:
         for one in await self.world.store.turns(trial_id):
             yield one
 
-    async def run(self, run_id: str) -> RunView:
+    async def run(self, run_id: str, *, ledger: bool) -> RunView:
         return await self.world.view()
 
     # -- the ranks' duties

@@ -270,7 +270,7 @@ async def test_it_ends_whatever_it_waits_for(state: str) -> None:
     async with looped(world, crew, checkpoint_every=2, total_steps=None) as loop:
         waits = False
 
-        async def stands_still(*_: Any) -> Any:
+        async def stands_still(*_: Any, **__: Any) -> Any:
             nonlocal waits
             waits = True
             await never.wait()
