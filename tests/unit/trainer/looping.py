@@ -29,6 +29,8 @@ from tests.unit.trainer.recorded import VOCABULARY, Recording, session
 
 GROUPS_PER_STEP = 2
 ALL_S = 60.0
+MADE_AT = itertools.count(1.0)
+"""Of groups of all worlds: one with the name of another world's is not that one."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ class World(FakeProxy):
             )  # fmt: skip
             self.samples_of[trial.trial_id] = recording.samples(trial)
         return Lease(
-            lease_id=group_id, group=Group(group_id=group_id, size=2, created_at=0.0), trials=trials,
+            lease_id=group_id, group=Group(group_id=group_id, size=2, created_at=next(MADE_AT)), trials=trials,
             tokens={trial.trial_id: {self.served: 3} for trial in trials}, expires_at=1e12,
         )  # fmt: skip
 
@@ -207,7 +209,8 @@ async def looped(
 
     counts = says_something if settings.dynamic_sampling else lambda lease: True
     feed = LeaseFeed(
-        world, run_id="r", consumer="t", ahead=GROUPS_PER_STEP, trained=state.trained, counts=counts,  # type: ignore[arg-type]
+        world, run_id="r", consumer="t", ahead=GROUPS_PER_STEP, trained=state.trained,  # type: ignore[arg-type]
+        acknowledged=state.acknowledged, counts=counts,
     )  # fmt: skip
     mute: Any = Mute()
     yield Loop(

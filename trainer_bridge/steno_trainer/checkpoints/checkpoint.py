@@ -19,8 +19,9 @@ import os
 import random
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -59,6 +60,7 @@ class RunState(msgspec.Struct, frozen=True):
     run_id: whose groups were trained; another run's books and groups would not go with these. path: the history's lineages with
     their last steps. ledger: `Ledger.to_bytes`. trained_groups: groups whose step is in this state, as far as their
     acknowledgement may be lost. named_models: `train_models` that calls asked for; None: a release before wrote this.
+    acknowledged_groups: the newest others whose step is in this state, and when each was made, Unix seconds.
     """
 
     run_id: str
@@ -66,14 +68,17 @@ class RunState(msgspec.Struct, frozen=True):
     ledger: bytes = b""
     trained_groups: tuple[str, ...] = ()
     named_models: tuple[str, ...] | None = None
+    acknowledged_groups: dict[str, float] = {}
 
     @classmethod
     def of(
         cls, run_id: str, history: VersionHistory, ledger: Ledger, trained_groups: set[str],
-        named_models: tuple[str, ...] | None = None,
+        named_models: tuple[str, ...] | None = None, acknowledged: Mapping[str, float] = MappingProxyType({}),
     ) -> RunState:  # fmt: skip
+        """trained_groups, acknowledged: read in this order, since a group may become the other one meanwhile."""
         path = tuple((version.lineage, version.step) for version in history.path)
-        return cls(run_id, path, ledger.to_bytes(), tuple(sorted(trained_groups)), named_models)
+        trained = tuple(sorted(trained_groups))
+        return cls(run_id, path, ledger.to_bytes(), trained, named_models, dict(acknowledged))
 
     @property
     def history(self) -> VersionHistory:

@@ -5,7 +5,8 @@ it is acknowledged, which is after the step that used it is durable (`LeaseFeed.
 
 A group may be served again while it is here, since leases can be lost. It is held under its new lease and nothing else: what it
 brings is the same, it is trained once, and acknowledged no earlier than its step is durable. One that a checkpoint knows was
-trained by a step whose acknowledgement was lost: it is acknowledged at sight, and trained by nobody.
+trained by a step whose acknowledgement was lost: it is acknowledged at sight, and trained by nobody. So is one whose
+acknowledgement the proxy has confirmed, and Redis has forgotten.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ READERS = 8
 """Sessions that are read at the same time."""
 GIVE_BACK_S = 5.0
 """How long it may take to give back, at the end, what is held: the proxy may be away, and who ends this waits."""
+MOST_ACKNOWLEDGED = 10_000
+"""Groups that are remembered after the proxy has confirmed that it is done with them."""
 AGAIN_S = 2.0
 """How long to wait after a request that failed for good: the proxy may be restarting."""
 
@@ -65,6 +68,7 @@ class LeaseFeed:
         counts: whether a group is one of those that a step waits for (DAPO's dynamic sampling). The others are told to be used at
             once, so that others are rolled out in their place, and come along with what is taken next.
         trained: groups whose step is in the run's state; one that the proxy has confirmed to be done with is taken out.
+        acknowledged: the newest of these, and when they were made: the proxy's Redis may forget it all the same.
         ttl_s: of leases; extended at a third of it, so that two lost requests cost nothing.
     """
 
@@ -76,6 +80,7 @@ class LeaseFeed:
         consumer: str,
         ahead: int,
         trained: MutableSet[str] | None = None,
+        acknowledged: dict[str, float] | None = None,
         ttl_s: float = 600.0,
         counts: Callable[[Lease], bool] = lambda lease: True,
     ) -> None:
@@ -83,6 +88,7 @@ class LeaseFeed:
         self._run_id, self._consumer, self._ttl_s = run_id, consumer, ttl_s
         self._ahead, self._counts = ahead, counts
         self._trained: MutableSet[str] = trained if trained is not None else set()
+        self._acknowledged: dict[str, float] = acknowledged if acknowledged is not None else {}
         self._taken: dict[str, bool] = {}  # by a step that is not durable yet -> whether it has used them
         self._waiting: deque[LeasedGroup] = deque()
         self._aside: list[LeasedGroup] = []  # what does not count
@@ -237,6 +243,11 @@ class LeaseFeed:
             logger.info("group %s was trained before: acknowledged", group_id)
             await self._acknowledge(lease)
             return
+        if self._acknowledged.get(group_id) == lease.group.created_at:  # one that was made since then is another one
+            words = "group %s was trained and acknowledged, and the proxy's Redis has forgotten it: acknowledged again"
+            logger.warning(words, group_id)
+            await self._acknowledge(lease)
+            return
         self._held[group_id] = lease
         try:
             leased = await self._read(lease)
@@ -326,7 +337,11 @@ class LeaseFeed:
                 raise
             logger.warning("can't acknowledge group %s, it will be served again: %s", group_id, error)
         else:
-            self._trained.discard(group_id)
+            self._acknowledged.pop(group_id, None)  # it is the newest now
+            self._acknowledged[group_id] = lease.group.created_at
+            self._trained.discard(group_id)  # not before: it may be saved at any time, by another thread
+            while len(self._acknowledged) > MOST_ACKNOWLEDGED:
+                del self._acknowledged[next(iter(self._acknowledged))]
 
     async def _give_back(self, group_id: str) -> None:
         lease = self._held.pop(group_id, None)

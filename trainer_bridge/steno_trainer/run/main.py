@@ -308,7 +308,7 @@ async def _lead(
         else:
             feed = LeaseFeed(
                 client, run_id=settings.run, consumer=tenure.trainer, ahead=settings.groups_per_step,
-                trained=state.trained, ttl_s=settings.lease_ttl_s, counts=counts,
+                trained=state.trained, acknowledged=state.acknowledged, ttl_s=settings.lease_ttl_s, counts=counts,
             )  # fmt: skip
         view = stack.enter_context(ConsoleView(Console(stderr=True), run=settings.run, steps=settings.total_steps))
         status = feed if isinstance(feed, RecordFeed) else client

@@ -1,4 +1,5 @@
-"""Which checkpoints stay: the newest, whatever the clock says. What is in them is played; the rest is the trainer's own."""
+"""Which checkpoints stay: the newest, whatever the clock says; and what an older one lacks. What is in them is played; the rest
+is the trainer's own."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from steno_trainer.checkpoints import checkpoint
 from steno_trainer.checkpoints.checkpoint import STATE, Checkpoints, RunState
 from steno_trainer.data.ledger import Ledger
 from steno_trainer.data.staleness import PolicyVersion, VersionHistory
+from steno_trainer.run.training_state import TrainingState
 
 HOUR_NS = 3600 * 10**9
 
@@ -124,3 +127,12 @@ def test_an_old_checkpoint_that_can_not_be_removed_ends_no_save_and_is_removed_b
     assert len(kept(tmp_path)) > 2
     saved(checkpoints, stepper, 4)
     assert kept(tmp_path) == ["latest", "step-00000004"]
+
+
+def test_groups_that_were_acknowledged_are_read_back_in_their_order_and_a_release_before_wrote_none() -> None:
+    state = TrainingState("r", VersionHistory((PolicyVersion("a", 1),)), acknowledged={"z": 1.1, "a": 2.2})
+    written = msgspec.to_builtins(state.saved())
+    read = TrainingState.of(msgspec.convert(written, RunState))
+    assert list(read.acknowledged.items()) == [("z", 1.1), ("a", 2.2)]
+    del written["acknowledged_groups"]
+    assert TrainingState.of(msgspec.convert(written, RunState)).acknowledged == {}

@@ -226,6 +226,52 @@ async def test_a_lease_lost_before_its_acknowledgement_leaves_the_group_to_be_kn
     assert trained == set()
 
 
+async def test_a_group_whose_acknowledgement_redis_forgot_is_acknowledged_again_and_not_trained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As after a failover, or from an older backup."""
+    proxy = FakeProxy([lease("a", "a.0")])
+    trained: set[str] = set()
+    async with feed_of(proxy, trained=trained) as feed:
+        await feed.take(1)
+        trained.add("a")
+        await feed.acknowledge(["a"])
+        proxy.serve(lease("a", "a.0").model_copy(update={"lease_id": "lease-a-2"}), lease("b", "b.0"))
+        assert [found.group_id for found in await feed.take(1)] == ["b"]
+    assert proxy.acknowledged == ["lease-a", "lease-a-2"]
+    assert proxy.calls["samples"] == 2, "it was read once"
+    assert [record.getMessage() for record in caplog.records] == [
+        "group a was trained and acknowledged, and the proxy's Redis has forgotten it: acknowledged again"
+    ]
+
+
+async def test_a_group_made_anew_under_the_name_of_one_that_was_acknowledged_is_another_one() -> None:
+    """Redis came back empty, or the group was deleted: rollouts that were started again have sampled other tokens."""
+    old, new = lease("a", "a.0"), lease("a", "a.0")
+    new = new.model_copy(update={"lease_id": "lease-a-2", "group": new.group.model_copy(update={"created_at": 9.0})})
+    proxy = FakeProxy([old])
+    async with feed_of(proxy) as feed:
+        for one in (old, new):
+            proxy.serve(*[one] if one is new else [])
+            assert [found.lease for found in await feed.take(1)] == [one]
+            await feed.acknowledge(["a"])
+    assert proxy.acknowledged == ["lease-a", "lease-a-2"]
+
+
+async def test_no_more_acknowledged_groups_are_remembered_than_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MOST_ACKNOWLEDGED", 2)
+    proxy = FakeProxy([lease(name, f"{name}.0") for name in "abc"])
+    acknowledged: dict[str, float] = {}
+    async with feed_of(proxy, acknowledged=acknowledged) as feed:
+        await feed.take(2)
+        await feed.acknowledge("ab")
+        proxy.serve(lease("a", "a.0"))
+        await until(lambda: proxy.acknowledged == ["lease-a", "lease-b", "lease-a"])
+        assert [found.group_id for found in await feed.take(1)] == ["c"]
+        await feed.acknowledge("c")
+    assert list(acknowledged) == ["a", "c"]
+
+
 @pytest.mark.parametrize("used", [False, True], ids=["while the step runs", "before it is durable"])
 async def test_a_group_that_a_step_has_is_neither_trained_twice_nor_acknowledged_early(used: bool) -> None:
     proxy = FakeProxy([lease("a", "a.0")])

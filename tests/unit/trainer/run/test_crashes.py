@@ -23,10 +23,11 @@ import pytest
 from steno.contracts.errors import Superseded, Unreachable
 from steno.contracts.records import Turn, ids_to_bytes
 from steno.contracts.rest import SampleList
-from steno.contracts.runs.leases import Lease, LeaseRequest, RunView
+from steno.contracts.runs.leases import Lease, LeaseName, LeaseRequest, RunView
 from steno_proxy.api import lease_wait
 from steno_proxy.sessions.samples import samples
 from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.store.runs.account import GroupStatus
 from steno_rollouts.groups.admission import admissible_groups
 from steno_trainer.checkpoints.checkpoint import RunState
 from steno_trainer.checkpoints.lineages import Lineages
@@ -53,7 +54,8 @@ class Killed(Exception):
 
 
 class World:
-    """The proxy's store, agents, workers and a disk: what outlives a trainer. served: the version that agents are answered by."""
+    """The proxy's store, agents, workers and a disk: what outlives a trainer. served: the version that agents are answered by.
+    forgets: the store loses acknowledgements while the trainer lives."""
 
     def __init__(self, folder: Path) -> None:
         self.store, self.folder, self.now = MemoryStore(), folder, 1_000.0
@@ -62,9 +64,26 @@ class World:
         self.turns = 0
         self.saved: bytes | None = None
         self.surviving: list[str] = []  # groups that are trained into the checkpoint, in their order
+        self.checkpoints: list[tuple[bytes, list[str]]] = []
+        self.forgets = False
+        self._before: dict[str, GroupStatus] = {}  # groups that are acknowledged, as they were before
 
     async def view(self) -> RunView:
         return await self.store.runs.view(RUN, now=self.now)
+
+    async def acknowledge(self, lease_id: str) -> None:
+        name = LeaseName.decode(lease_id).group_id
+        before = self.store.runs._run(RUN).groups[name]
+        await self.store.runs.acknowledge(lease_id, now=self.now)
+        self._before[name] = before
+
+    def forget(self) -> None:
+        """All acknowledgements, as Redis may after a failover, or from an older backup. The leases have run out since."""
+        run = self.store.runs._run(RUN)
+        for name, before in self._before.items():
+            run.groups[name] = msgspec.structs.replace(before, expires_at=self.now)
+        run.totals["train:acknowledged"] -= len(self._before)
+        self._before = {}
 
     async def agents(self) -> None:
         """Whoever ran speaks a second time, by whatever is served now, and ends; then as many start as are admitted."""
@@ -134,7 +153,7 @@ class Life:
 
     async def acknowledge(self, lease_id: str) -> None:
         await self.point("before acknowledge")
-        await self.world.store.runs.acknowledge(lease_id, now=self.world.now)
+        await self.world.acknowledge(lease_id)
         await self.point("after acknowledge")
 
     async def release(self, lease_id: str) -> None:
@@ -176,6 +195,9 @@ class Life:
         self.lineages.check()
         self.world.saved = msgspec.msgpack.encode(state.saved())
         self.world.surviving = list(self.trained)
+        self.world.checkpoints.append((self.world.saved, self.world.surviving))
+        if self.world.forgets and state.step <= STEPS - 3:  # else the run may end before all is served again
+            self.world.forget()
         await self.point("after checkpoint")
 
     async def _publish(self, version: PolicyVersion) -> Any:
@@ -212,7 +234,10 @@ class Life:
             total_steps=STEPS,
             checkpoint_every=every,
         )
-        self.feed = LeaseFeed(self, run_id=RUN, consumer=self.name, ahead=PER_STEP, trained=state.trained)  # type: ignore[arg-type]
+        self.feed = LeaseFeed(
+            self, run_id=RUN, consumer=self.name, ahead=PER_STEP, trained=state.trained,  # type: ignore[arg-type]
+            acknowledged=state.acknowledged,
+        )  # fmt: skip
         mute: Any = Mute()
         return Loop(settings, self, self.feed, state, SampleLimits(50, 1000), trackers=mute, view=mute, status=self)  # type: ignore[arg-type]
 
@@ -257,14 +282,23 @@ def assembly(monkeypatch: pytest.MonkeyPatch) -> Callable[[Life], None]:
     return lambda life: setattr(now, "life", life)
 
 
-async def _play(folder: Path, assembly: Callable[[Life], None], every: int, *kills: tuple[str, int]) -> None:
+async def _play(
+    folder: Path, assembly: Callable[[Life], None], every: int, *kills: tuple[str, int], forgets: bool = False
+) -> None:
     world = World(folder)
+    world.forgets = forgets
     for number, die in enumerate(kills):
         life = Life(world, f"life{number}", die)
         assembly(life)
         with contextlib.suppress(Killed):
             assert await life.live(every) is None, f"{die} was never reached: {life.seen}"
         world.now += 15.0  # not heard of for so long
+        if forgets:
+            world.forget()
+    await _play_to_the_end(world, assembly, every)
+
+
+async def _play_to_the_end(world: World, assembly: Callable[[Life], None], every: int) -> None:
     last = Life(world, "last")
     assembly(last)
     ledger = await last.live(every)
@@ -299,6 +333,26 @@ async def test_killed_again_and_again_it_loses_nothing(tmp_path: Path, assembly:
         points = [point for point in POINTS if point != "after used"]
         kills = [(draw.choice(points), 1) for _ in range(draw.randint(2, 4))]
         await _play(tmp_path / str(seed), assembly, draw.choice((2, 3, 5)), *kills)
+
+
+@pytest.mark.parametrize("kills", [[], [("before checkpoint", 4)], [("after checkpoint", 4), ("before publish", 2)]])
+async def test_acknowledgements_that_redis_forgets_skip_nothing_and_train_nothing_twice(
+    tmp_path: Path, assembly: Callable[[Life], None], kills: list[tuple[str, int]]
+) -> None:
+    await _play(tmp_path, assembly, 1, *kills, forgets=True)
+
+
+async def test_who_goes_back_to_an_older_checkpoint_trains_again_what_came_after_it_if_redis_forgot_that(
+    tmp_path: Path, assembly: Callable[[Life], None]
+) -> None:
+    world = World(tmp_path)
+    life = Life(world, "first")
+    assembly(life)
+    assert await life.live(1) is not None
+    world.saved, world.surviving = world.checkpoints[STEPS // 2]
+    world.now += 15.0
+    world.forget()
+    await _play_to_the_end(world, assembly, 1)
 
 
 async def test_weights_of_the_same_name_that_are_others_are_no_ancestors(tmp_path: Path) -> None:
