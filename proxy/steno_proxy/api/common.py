@@ -14,6 +14,7 @@ from steno.contracts.errors import ArchiveUnreadable, BadRequest, Conflict, NotF
 from steno.contracts.records import ForkOf, Session, readable
 from steno.contracts.rest import RUN_KEY, ErrorBody, ErrorEnvelope, SampleList, Trial, TurnPage
 from steno.contracts.runs.leases import EPOCH_HEADER, GroupList
+from steno.contracts.runs.training_steps import TrainingStepPage
 from steno_proxy.api.agent_http import refusal_headers
 from steno_proxy.auth.keys import Keyring, key_of
 from steno_proxy.auth.viewer_cookie import cookies_of
@@ -147,7 +148,9 @@ def encoded(request: Request, body: BaseModel, status: int = 200) -> Response:
     return Response(msgspec.json.encode(readable(body)), status, media_type="application/json")
 
 
-async def encoded_items(request: Request, page: TurnPage | SampleList | GroupList, at_once: int = 1) -> Response:
+async def encoded_items(
+    request: Request, page: TurnPage | SampleList | GroupList | TrainingStepPage, at_once: int = 1
+) -> Response:
     """As `encoded`, so many items at a time, so that what streams goes on: as JSON, 100,000 tokens take 20 ms."""
     if MSGPACK in request.headers.get("accept", ""):
         return encoded(request, page)

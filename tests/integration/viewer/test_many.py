@@ -151,6 +151,29 @@ async def test_an_evaluation_that_is_added_to_an_earlier_step_is_drawn(proxy: Pr
         assert looker.troubles == []
 
 
+async def test_of_very_many_steps_a_thousand_are_read_again_each_minute(browser: Any) -> None:
+    """All of them were, and held up the proxy. What is added to an old step is seen when its turn comes."""
+    store = MemoryStore()
+    for step in range(2500):
+        await store.runs.keep_step("long", TrainingStep(step=step, values={"loss": 0.5}))
+    look = """async (looks) => {
+        const { Steps } = await import("./static/runs.js");
+        window.steps ??= new Steps("long", new AbortController().signal);
+        for (let n = 0; n < looks; n += 1) await steps.look(null);
+        return [steps.items.map(({ step }) => step), steps.items[1500].values, steps.changes];
+    }"""
+    async with running(store=store, worker=False) as proxy, looking(browser, proxy.url) as looker:
+        await looker.go("runs", "text=No run yet")
+        starts: list[int] = []
+        looker.page.on("request", lambda sent: starts.append(int(sent.url.partition("start=")[2].partition("&")[0])))
+        assert await looker.page.evaluate(look, 1) == [[*range(2500)], {"loss": 0.5}, 1]
+        await store.runs.keep_step("long", TrainingStep(step=1500, values={"eval/reward": 1.0}))
+        assert (await looker.page.evaluate(look, 38))[1:] == [{"loss": 0.5}, 1]
+        assert await looker.page.evaluate(look, 41) == [[*range(2500)], {"loss": 0.5, "eval/reward": 1.0}, 2]
+        assert [start for start in starts if start < 2450] == [0, 1000, 2000, 0, 1000, 2000, 0]
+        assert looker.troubles == []
+
+
 async def test_steps_that_a_resumed_trainer_takes_again_replace_the_lost_ones(proxy: Proxy, browser: Any) -> None:
     """Those that it has taken when the page hears of it, and those that it takes after that."""
 

@@ -99,34 +99,32 @@ class RedisLists:
     async def sessions(self, trial_ids: Sequence[str]) -> list[Session]:
         """Those of these trials that are there. Raises: as `session_of`."""
         return [
-            session_of(trial_id, head_from_hash(fields), doc) for trial_id, fields, doc in await self._raw(trial_ids)
+            session_of(trial_id, head_from_hash(fields), doc) async for trial_id, fields, doc in self._raw(trial_ids)
         ]
 
     async def readable(self, trial_ids: Sequence[str]) -> list[Session]:
         """The same, without those that can't be read: the log has why."""
         found = []
-        for trial_id, fields, doc in await self._raw(trial_ids):
+        async for trial_id, fields, doc in self._raw(trial_ids):
             try:
                 found.append(session_of(trial_id, head_from_hash(fields), doc))
             except Exception as error:
                 log.warning("can't read the session of trial %s: %s: %s", trial_id, type(error).__name__, error)
         return found
 
-    async def _raw(self, trial_ids: Sequence[str]) -> list[tuple[str, dict[bytes, bytes], bytes]]:
-        """Heads and documents of those of these trials that are there."""
-        if not trial_ids:
-            return []
-        pipe = self._link.client.pipeline(transaction=False)
-        for trial_id in trial_ids:
-            keys = trial_keys(trial_id)
-            pipe.hgetall(keys.session)
-            pipe.get(keys.doc)
-        replies = await self._link.call(pipe.execute())
-        return [
-            (trial_id, fields, doc)
-            for trial_id, fields, doc in zip(trial_ids, replies[::2], replies[1::2], strict=True)
-            if doc is not None and fields and fields[b"status"] != b"deleted"
-        ]
+    async def _raw(self, trial_ids: Sequence[str]) -> AsyncIterator[tuple[str, dict[bytes, bytes], bytes]]:
+        """Heads and documents of those of these trials that are there, read some at a time, so that everybody else goes on."""
+        for start in range(0, len(trial_ids), RECORDS_AT_ONCE):
+            some = trial_ids[start : start + RECORDS_AT_ONCE]
+            pipe = self._link.client.pipeline(transaction=False)
+            for trial_id in some:
+                keys = trial_keys(trial_id)
+                pipe.hgetall(keys.session)
+                pipe.get(keys.doc)
+            replies = await self._link.call(pipe.execute())
+            for trial_id, fields, doc in zip(some, replies[::2], replies[1::2], strict=True):
+                if doc is not None and fields and fields[b"status"] != b"deleted":
+                    yield trial_id, fields, doc
 
 
 def _takes(session: Session, status: str | None, group_id: str | None, wanted: SessionFilter) -> bool:

@@ -45,6 +45,8 @@ ARCHIVED_MORE = 1000
 SCANNED = 1000
 LISTED_AT_ONCE = 500
 """Groups, in 5 ms; then everybody else goes on."""
+STEPS_AT_ONCE = 100
+"""The same of steps, in 3 ms."""
 RETRY_S = 1.0
 """Before the stream is read again after Redis failed."""
 
@@ -221,8 +223,13 @@ class RedisRuns:
                 return kept
 
     async def steps(self, run_id: str | None, *, start: int, limit: int) -> list[TrainingStep]:
+        found: list[TrainingStep] = []
         asked = ("ZRANGEBYSCORE", steps_key(run_id), start, "+inf", "LIMIT", 0, limit)
-        return [read_json(TrainingStep, raw) for raw in (await self._link.ask(asked))[0]]
+        for number, raw in enumerate((await self._link.ask(asked))[0]):
+            if number % STEPS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            found.append(read_json(TrainingStep, raw))
+        return found
 
     async def newest(self, limit: int) -> list[tuple[str | None, float]]:
         found: dict[bytes, float] = {}

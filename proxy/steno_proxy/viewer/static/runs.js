@@ -15,9 +15,10 @@ const CLOCKS_S = 60;
 // Of steps that a resumed trainer may take again, while it was heard of within LIVES_S.
 const LOOKS_FOR_ALL = 5;
 // Evaluations are added later (`steno evaluate --follow`), most of them to one of so many last steps: these are read again at every
-// fifth look, all of them once a minute.
+// fifth look, of the others STEPS_AT_ONCE a minute.
 const LATE = 50;
 const LOOKS_FOR_OLDEST = 20;
+const STEPS_AT_ONCE = 1000;
 const LIVES_S = 60;
 
 export async function runsView(main, _, __, signal) {
@@ -177,16 +178,17 @@ function ledger(view, newest) {
     h("p.dim", "By the version that sampled them:"), shareBar("Tokens by version", versionParts(byVersion, newest)));
 }
 
-// All of a run's steps: there are hundreds, and each is a few hundred bytes. Mostly only the last one changes, so it is read again. A
-// trainer that resumes (another epoch) takes again some that are on record, nobody says from which on: until it is beyond them, all are
-// read every so often.
-class Steps {
+// All of a run's steps: there are hundreds, at most 100,000, and each is a few kilobytes. Mostly only the last one changes, so it is read
+// again. A trainer that resumes (another epoch) takes again some that are on record, nobody says from which on: until it is beyond them,
+// older ones are read more often.
+export class Steps {
   constructor(run, signal) {
     this.path = `runs/${encodeURIComponent(run)}/steps`;
     this.signal = signal;
     this.items = [];
     this.changes = 0;
     this.looks = 0;
+    this.older = 0; // the place from which on older ones are read next
     this.before = null; // how many steps there were when this trainer came; null: it is past them
   }
 
@@ -197,8 +199,8 @@ class Steps {
     const takesAgain = epoch > 1 && trainer.heard_s !== null && trainer.heard_s < LIVES_S && this.items.length === this.before;
     this.looks += 1;
     const further = this.looks % LOOKS_FOR_ALL === 0;
-    const all = newcomer || (takesAgain && further) || this.looks % LOOKS_FOR_OLDEST === 0;
-    await this.read(all ? 0 : Math.max(0, this.items.length - (further ? LATE : 1)));
+    await this.read(newcomer ? 0 : Math.max(0, this.items.length - (further ? LATE : 1)));
+    if (!newcomer && ((takesAgain && further) || this.looks % LOOKS_FOR_OLDEST === 0)) await this.readOlder();
     if (newcomer) {
       this.before = this.items.length;
     } else if (this.before !== null && this.items.length !== this.before) {
@@ -208,16 +210,26 @@ class Steps {
     this.epoch = epoch;
   }
 
-  // From the step that is in this place.
-  async read(place) {
+  // Some that are on record for longer: each time the next ones, from the last on those at the beginning.
+  async readOlder() {
+    const place = this.older < this.items.length ? this.older : 0;
+    this.older = place + STEPS_AT_ONCE;
+    await this.read(place, 1);
+  }
+
+  // From the step that is in this place, so many pages.
+  async read(place, pages = Infinity) {
     const found = [];
-    for (let start = place ? this.items[place].step : 0; start !== null;) {
-      const page = await get(this.path, { start, limit: 1000 }, this.signal);
+    let start = place ? this.items[place].step : 0;
+    for (let n = 0; n < pages && start !== null; n += 1) {
+      const page = await get(this.path, { start, limit: STEPS_AT_ONCE }, this.signal);
       found.push(...page.items);
       start = page.next_start;
     }
-    if (JSON.stringify(found) !== JSON.stringify(this.items.slice(place))) this.changes += 1;
-    this.items = [...this.items.slice(0, place), ...found];
+    const after = start === null ? [] : this.items.filter(({ step }) => step >= start);
+    const known = this.items.slice(place, this.items.length - after.length);
+    if (JSON.stringify(found) !== JSON.stringify(known)) this.changes += 1;
+    this.items = [...this.items.slice(0, place), ...found, ...after];
   }
 }
 

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi import Request
 
+from steno.contracts.lenient import read_json
 from steno.contracts.rest import TurnPage
 from steno.contracts.runs.leases import GroupList, GroupPlace, RunList, RunView
+from steno.contracts.runs.training_steps import TrainingStep, TrainingStepPage
 from steno_proxy.api.agent_http import IncomingBody, read_body
 from steno_proxy.api.common import encoded, encoded_items
 from steno_proxy.api.control.groups import LISTED_AT_ONCE, list_groups
 from steno_proxy.api.control.runs import VIEWED_AT_ONCE, list_runs
+from steno_proxy.api.control.steps import STEPS_AT_ONCE, read_steps
 from steno_proxy.config.settings import ProxySettings
 from steno_proxy.pace import LARGE_BYTES, STEPS_BETWEEN, Pace
 from steno_proxy.server.app import create_app
 from steno_proxy.store.memory.store import MemoryStore
+from steno_proxy.store.redis import lists
+from steno_proxy.store.redis import runs as redis_runs
 from steno_proxy.store.redis.link.redis_link import RedisLink
+from steno_proxy.store.redis.lists import RedisLists
 from steno_proxy.store.redis.recordings import RedisRecordings
+from steno_proxy.store.redis.runs import RedisRuns
 from tests.support.records.recordings import row, turn
 
 
@@ -153,6 +161,82 @@ async def test_the_states_of_runs_in_a_list_are_read_some_at_a_time_and_those_to
     shown = RunList.model_validate_json(bytes(found.body)).items
     assert [(run.run_id, run.last_group_at) for run in shown] == newest
     assert (most, len(pace.said)) == (VIEWED_AT_ONCE, 4)
+
+
+async def test_a_page_of_steps_is_made_some_at_a_time() -> None:
+    """A viewer reads 1,000 at once."""
+    held = [TrainingStep(step=number, values={"loss": 0.5}) for number in range(2 * STEPS_AT_ONCE + 2)]
+
+    async def steps(run_id: str, *, start: int, limit: int) -> list[TrainingStep]:
+        return held[start:][:limit]
+
+    pace = Noted()
+    request = asked(pace, store=SimpleNamespace(runs=SimpleNamespace(steps=steps)))
+    found = await read_steps(request, "r", limit=2 * STEPS_AT_ONCE + 1)
+    whole = TrainingStepPage(items=held[:-1], next_start=held[-1].step)
+    assert found.body == encoded(request, whole).body
+    assert len(pace.said) == 2 * 3 + 1
+
+
+class Replying:
+    """A Redis link that has an answer to everything. most: commands that were sent together."""
+
+    def __init__(self, replies: list[bytes]) -> None:
+        self.replies, self.most, self.sent = replies, 0, 0
+        self.client = self
+
+    async def ask(self, *commands: tuple[Any, ...]) -> list[list[bytes]]:
+        return [self.replies]
+
+    def pipeline(self, transaction: bool) -> Any:
+        self.sent = 0
+        return self
+
+    def hgetall(self, key: str) -> None:
+        self.sent += 1
+
+    get = hgetall
+
+    async def execute(self) -> list[Any]:
+        self.most = max(self.most, self.sent)
+        return [{b"status": b"open"}, b"document"] * (self.sent // 2)
+
+    async def call(self, made: Awaitable[list[Any]]) -> list[Any]:
+        return await made
+
+
+async def test_steps_are_read_from_redis_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 of them, each of a hundred numbers, take 30 ms."""
+    others, at_once = 0, Counter[int]()
+
+    async def other() -> None:
+        nonlocal others
+        while True:
+            others += 1
+            await asyncio.sleep(0)
+
+    def noted(kind: type[TrainingStep], raw: bytes) -> TrainingStep:
+        at_once[others] += 1
+        return read_json(kind, raw)
+
+    monkeypatch.setattr(redis_runs, "read_json", noted)
+    raw = [TrainingStep(step=number).model_dump_json().encode() for number in range(1001)]
+    link: Any = Replying(raw)
+    streaming = asyncio.create_task(other())
+    found = await RedisRuns(link, link, link, 1000).steps("r", start=0, limit=1001)
+    streaming.cancel()
+    assert [step.step for step in found] == list(range(1001))
+    assert max(at_once.values()) <= redis_runs.STEPS_AT_ONCE
+
+
+async def test_sessions_are_read_from_redis_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a large group, for its lease."""
+    monkeypatch.setattr(lists, "session_of", lambda trial_id, *_: trial_id)
+    monkeypatch.setattr(lists, "head_from_hash", lambda fields: None)
+    link: Any = Replying([])
+    names: Any = [f"g.{number}" for number in range(1001)]
+    assert await RedisLists(link, link, link, link).sessions(names) == names
+    assert link.most == 2 * lists.RECORDS_AT_ONCE
 
 
 def test_pages_are_made_in_turn_with_all_other_large_work_of_the_application() -> None:
