@@ -108,7 +108,8 @@ class ProxySettings(Settings):
     tree_cache_bytes: int = Field(
         256 * 2**20,
         ge=0,
-        description="memory for conversation trees in this process, roughly; trees that were dropped are rebuilt from the store",
+        description="memory for conversation trees in this process, roughly, and half as much beside (at least 16 MiB) for the "
+        "tokens of their newest turns; what was dropped is read from the store again",
     )
 
     # -- generation

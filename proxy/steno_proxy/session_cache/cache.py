@@ -23,7 +23,7 @@ from steno.contracts.records import OPEN, IndexRow, Session, Turn
 from steno_proxy import metrics
 from steno_proxy.auth.keys import check_generation
 from steno_proxy.session_cache.fork_origins import ForkOrigins
-from steno_proxy.session_cache.path_cache import PathCache
+from steno_proxy.session_cache.path_cache import LEAST_BYTES, PathCache
 from steno_proxy.session_cache.session_state import AnswerSoFar, Recording, RunningRequest
 from steno_proxy.session_cache.store_capacity import StoreCapacity
 from steno_proxy.sessions import limits
@@ -63,7 +63,7 @@ class Recorder:
         self._capacity = capacity or StoreCapacity(store)
         self._recordings: OrderedDict[str, Recording] = OrderedDict()
         self._bytes = 0
-        self._paths = PathCache()
+        self._paths = PathCache(max(LEAST_BYTES, cache_bytes // 2))
         self.origins = ForkOrigins(store)
         self._accounting: set[asyncio.Task[None]] = set()
         self.traces: Traces | None = None

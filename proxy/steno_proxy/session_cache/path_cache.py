@@ -16,8 +16,8 @@ from typing import NamedTuple
 from steno.contracts.chat import Message
 from steno_proxy.store.interface import TokenPath
 
-MAX_BYTES = 16 * 2**20
-"""At four bytes a token, a hundred conversations in the middle of a long context."""
+LEAST_BYTES = 16 * 2**20
+"""At four bytes a token, forty conversations of 100,000 tokens. By default (half of `tree_cache_bytes`) it is 320 of them."""
 _ENTRY_BYTES, _PIECE_BYTES = 1200, 80
 """What a path and a piece of it weigh in CPython 3.11 beside their ids, measured: without them, a hundred thousand short
 conversations would be held for good."""
@@ -27,7 +27,7 @@ class PathCache:
     """The tokens of the newest paths, by recording (`created_at` tells a trial from its namesake before it) and id of the turn
     that ends them: a number may be another turn's, once the store has lost some."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = LEAST_BYTES) -> None:
         self._max_bytes = max_bytes
         self._held: OrderedDict[tuple[str, float, str | None], _Held] = OrderedDict()
         self.held_bytes = 0

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
+from typing import Any
 
+from steno_proxy.config.settings import ProxySettings
+from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.session_cache.path_cache import PathCache
 from steno_proxy.store.interface import TokenPath
+from steno_proxy.store.memory.store import MemoryStore
 
 REPLY = {"role": "assistant", "content": "x"}
 
@@ -59,3 +64,14 @@ def test_short_paths_and_long_replies_weigh_what_they_hold() -> None:
     finally:
         tracemalloc.stop()
     assert paths.held_bytes <= 2 * 2**20 and held < 3 * 2**20
+
+
+async def test_by_default_the_newest_paths_of_three_hundred_long_conversations_are_held() -> None:
+    """Of 100,000 tokens each. Else nearly every turn of theirs would read the whole path from the store again."""
+    cache = Recorder(MemoryStore(), cache_bytes=ProxySettings().tree_cache_bytes, implicit=False)
+    long, tree, recordings = path(4 * 100_000), SimpleNamespace(ids=["one"]), list[Any]()
+    for number in range(300):
+        recordings.append(SimpleNamespace(trial_id=f"t{number}", session=SimpleNamespace(created_at=1.0)))
+        cache.keep_path(recordings[-1], "one", long, None)
+    for recording in recordings:
+        assert await cache.path(recording, 0, tree) == long  # type: ignore[arg-type]  # the store has none
