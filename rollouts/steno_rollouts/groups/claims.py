@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 RENEWED = 3
 """How often a claim is renewed within the time that it lasts."""
+GROUPS_AT_ONCE = 8
+"""Groups whose claims are renewed together: one after the other, hundreds of them may take longer than a claim lasts."""
 
 
 class Taken(NamedTuple):
@@ -85,8 +87,10 @@ class Claims:
             groups: dict[str, list[str]] = {}
             for trial_id, group_id in self._held.items():
                 groups.setdefault(group_id, []).append(trial_id)
-            for group_id, trial_ids in groups.items():
-                await self._renew(group_id, trial_ids, lost)
+            held = list(groups.items())
+            for start in range(0, len(held), GROUPS_AT_ONCE):
+                some = held[start : start + GROUPS_AT_ONCE]
+                await asyncio.gather(*(self._renew(group_id, trial_ids, lost) for group_id, trial_ids in some))
 
     async def _renew(self, group_id: str, trial_ids: list[str], lost: Callable[[str], None]) -> None:
         request = ClaimRequest(launcher=self._launcher.name, trial_ids=trial_ids, ttl_s=self._ttl_s)

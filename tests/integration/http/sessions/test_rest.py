@@ -11,6 +11,9 @@ import pytest
 from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.records import Limits, SamplingPolicy
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec
+from steno.contracts.runs.claims import ClaimRequest
+from steno_proxy.api.control.groups import CLAIMED_AT_ONCE
+from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
 from tests.support.waiting import until
 from tests.support.workers.parrot import ParrotEngine, Say, drawn
@@ -308,3 +311,25 @@ async def test_what_could_not_be_read_back_is_refused_by_name(proxy: Proxy, path
     response = await proxy.http.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
     assert (response.json()["error"]["field"] or "").split("\ud800")[0].rstrip(".").startswith(field)
+
+
+async def test_the_trials_of_a_claim_are_claimed_together_but_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is two round trips to Redis, and a launcher renews its claims of a group together."""
+    store, under_way, most = MemoryStore(), 0, 0
+    claim = store.claim
+
+    async def noted(*which: Any, **how: Any) -> Any:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return await claim(*which, **how)
+
+    monkeypatch.setattr(store, "claim", noted)
+    async with running(store=store, worker=False) as proxy:
+        made = await proxy.steno.create_group(GroupSpec(group_id="g", size=CLAIMED_AT_ONCE + 1))
+        names = made.group.trial_ids
+        found = await proxy.steno.claim("g", ClaimRequest(launcher="here", trial_ids=names, ttl_s=60.0))
+    assert [one.trial.session.trial_id for one in found] == names and all(one.granted for one in found)
+    assert most == CLAIMED_AT_ONCE
