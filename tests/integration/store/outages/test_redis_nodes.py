@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -61,19 +62,27 @@ async def test_a_replica_that_is_named_first_is_not_taken_for_the_primary(
     assert "redis.role" not in {one.check for one in check_redis(url)}
 
 
-async def test_a_cluster_whose_addresses_have_all_changed_is_found_again_by_its_names(own_cluster: RedisServer) -> None:
-    """As where all of its pods were made anew: what the cluster told is gone, and the name of the URL leads to what is there."""
-    with own_cluster.client() as client:
+@pytest.mark.parametrize(
+    "bounds", [PATIENT, {"reply_timeout_s": 60.0, "call_timeout_s": 1.0}], ids=["refused", "silent"]
+)
+async def test_a_cluster_whose_addresses_have_all_changed_is_found_again_by_its_names(
+    own_cluster: RedisServer, bounds: dict[str, float]
+) -> None:
+    """As where all of its pods were made anew: what the cluster told is gone, and the name of the URL leads to what is there.
+    What is at the old addresses refuses; or it says nothing, and the time is over before that is known."""
+    with own_cluster.client() as client, contextlib.ExitStack() as stack:
 
         def move_to(address: str) -> None:
             client.config_set("cluster-announce-ip", address)
             client.config_set("bind", f"127.0.0.1 {address}")
 
         move_to("127.0.0.2")
-        store = RedisStore(own_cluster.url, **PATIENT)
-        await store.open()
-        await store.register(session("before"))
+        store = RedisStore(own_cluster.url, **bounds)
+        await insist(store.open)
+        await insist(lambda: store.register(session("before")))
         move_to("127.0.0.3")
+        if bounds is not PATIENT:
+            stack.enter_context(socket.create_server(("127.0.0.2", own_cluster.port)))
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         assert (await insist(lambda: store.session("before"))).trial_id == "before"
         await insist(lambda: store.register(session("after")))

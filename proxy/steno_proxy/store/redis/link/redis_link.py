@@ -218,13 +218,14 @@ class RedisLink:
 
     async def _answered(self, command: Awaitable[T]) -> T:
         """What a Redis that does not do as asked raises, as StoreUnavailable."""
+        asked = self._client
         try:
             return await command
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
             if isinstance(error, (ReadOnlyError, NotReplicated)):
                 await self._leave()
-            elif isinstance(error, RedisClusterException):
-                await self._find_anew()
+            elif self.cluster and asked is not None:
+                await self._find_anew(asked, error)
             raise _unavailable(error) from error
         except RuntimeError as error:
             # uvloop's word for writing to a connection that the server has closed this very moment.
@@ -243,14 +244,14 @@ class RedisLink:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             await pool.disconnect(inuse_connections=False)
 
-    async def _find_anew(self) -> None:
-        """No node of a cluster is where it was: what comes next asks the nodes of the URL. redis-py has replaced their names by
-        the addresses that the cluster told, and all of these may have changed (pods that were made anew)."""
-        now = asyncio.get_running_loop().time()
-        if self._client is None or now < self._left_at + LEAVE_EVERY_S:
+    async def _find_anew(self, client: Any, error: Exception) -> None:
+        """If no node of the cluster is where it was, what comes next asks the nodes of the URL. redis-py has replaced their names
+        by the addresses that the cluster told, and all of these may have changed (pods that were made anew). Where these do not
+        even refuse, the time is over before all were asked, and the client has no default node then."""
+        lost = isinstance(error, RedisClusterException) or client.get_default_node() is None
+        if not lost or self._client is not client:
             return
-        self._left_at = now
-        client, self._client = self._client, None
+        self._client = None
         with contextlib.suppress(RedisError, RedisClusterException, OSError, TimeoutError):
             await client.aclose()
 
