@@ -84,8 +84,8 @@ class Archiver:
                 return True
             if here is None and await self._objects.names():
                 log.warning("the archive %s has no archive.json: listing all that is in it", url)
-                if not await self._list_again():
-                    return False
+                if not await self._list_again() or await self._objects.identity() is not None:
+                    return False  # another replica, or another Redis, has taken it meanwhile
                 await self._objects.begin(ArchiveIdentity(known.decode(), self._store.home))
                 return True
             found = f"of {here.redis}, with the id {here.id}" if here else "empty"
