@@ -184,7 +184,8 @@ class RedisIndex:
         if since >= self._untimed_at + UNTIMED_EVERY_S:
             untimed = await self._link.call(client.zdiff([status_key("open"), TIMED]))
             for at in range(0, len(untimed), _BATCH):
-                await self._link.call(client.zadd(TIMED, dict.fromkeys(untimed[at : at + _BATCH], now), nx=True))
+                with contextlib.suppress(StoreUnavailable):  # as in `look_again`
+                    await self._link.call(client.zadd(TIMED, dict.fromkeys(untimed[at : at + _BATCH], now), nx=True))
             self._untimed_at = since
         members = await self._link.call(client.zrange(TIMED, "-inf", repr(now), byscore=True))
         return [member.decode() for member in members]

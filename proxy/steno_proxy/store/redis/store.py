@@ -129,7 +129,8 @@ class RedisStore(RedisRecordings):
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
         await self._check_free(group, sessions)
         written = group.model_dump_json().encode()
-        before = await self._run("once", [group_key(group.group_id)], [written])
+        # Not `once`: a full Redis takes no group.
+        before = await self._link.write("SET", group_key(group.group_id), written, "NX", "GET")
         if before is not None:
             recorded = read_json(Group, before)
             same_group(recorded, group)

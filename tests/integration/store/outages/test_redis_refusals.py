@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from steno.contracts.errors import StoreUnavailable
 from steno.contracts.records import Limits
-from steno_proxy.store.redis.schema import trial_keys
+from steno_proxy.store.redis.link.wait import ReplicaWait
+from steno_proxy.store.redis.schema import TIMED, trial_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.support.contracts.list import listed
+from tests.support.contracts.policy import spec
 from tests.support.contracts.recording import END, record
-from tests.support.machine.redis_server import RedisServer
+from tests.support.machine.redis_server import PATIENT, RedisServer
 from tests.support.records.groups import end, finished, group, lease, speak
 from tests.support.records.recordings import row, session, turn
 
@@ -69,11 +72,39 @@ async def test_a_full_redis_ends_sessions_and_lets_them_go(server: RedisServer, 
             await store.runs.acknowledge(leased.lease_id, now=21.0)
             await end(store, "runs.0")
             await store.complete("alone", status="completed", **END)
-            assert [one async for one in store.due(now=30.0)] == []
+            client.zrem(TIMED, "timed")
+            assert [one async for one in store.due(now=30.0)] == [], "and it is not refused"
             for trial_id in ("alone", "trained.0"):
                 await store.delete(trial_id, now=30.0, tombstone_s=60.0)
+            update = await store.policies.post(spec(1), now=30.0)
+            await store.policies.serve(update.update_id)
+            await store.policies.end(update.update_id, "done", now=31.0)
             assert await store.expire(now=1e6, retention_s=1.0) >= 1
             await store.sweep(now=1e9)
             assert await listed(store) == ["runs.0", "timed"], "its group waits for a trainer, and an open one"
         finally:
             client.config_set("maxmemory", "0")
+
+
+async def test_a_full_redis_ends_sessions_also_where_replicas_are_waited_for() -> None:
+    with closing(RedisServer()) as primary, closing(RedisServer()) as replica:
+        replica.follow(primary.port)
+        store = RedisStore(primary.url, wait=ReplicaWait(1, 60.0), **PATIENT)
+        await record(store, "a", 1)
+        with primary.client() as client:
+            client.config_set("maxmemory", "1")
+        await store.complete("a", status="completed", **END)
+        await store.delete("a", now=30.0, tombstone_s=60.0)
+        assert await listed(store) == []
+        await store.close()
+
+
+async def test_a_full_redis_takes_nothing_of_a_new_group(server: RedisServer, store: RedisStore) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(StoreUnavailable):
+                await group(store, "new")
+        finally:
+            client.config_set("maxmemory", "0")
+        assert not client.keys("*new*") and not client.keys("*:run:*")

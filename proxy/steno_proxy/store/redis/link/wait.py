@@ -20,6 +20,8 @@ from steno_proxy.store.redis.schema import WAITED, waited_key
 
 MARK_MS = 1000
 """How long the mark is kept. It says nothing to anybody."""
+_MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], '', 'PX', ARGV[1])"
+"""A script, since a full Redis refuses SET, and what makes room there is waited for as well."""
 ATTEMPTS = 3
 """A dead connection, then a slot that has moved; what is said twice changes nothing more."""
 
@@ -38,7 +40,7 @@ class ReplicaWait(NamedTuple):
     def commands(self, key: str | None = None) -> list[tuple[Any, ...]]:
         """What follows the writes. key: one of theirs, in a cluster: the mark goes to its slot."""
         mark = WAITED if key is None else waited_key(key)
-        return [("SET", mark, b"", "PX", MARK_MS), ("WAIT", self.replicas, max(1, round(self.timeout_s * 1000)))]
+        return [("EVAL", _MARK, 1, mark, MARK_MS), ("WAIT", self.replicas, max(1, round(self.timeout_s * 1000)))]
 
     def short_of(self, replies: Sequence[Any]) -> NotReplicated | None:
         """Whether the replies, which end with those to `commands`, say too little."""

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Note how an update ended. What has ended stays so, but for a failed one that is done after all.
 --
 -- KEYS  1 update

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Keep names of models, and of each the policy that was told last.
 --
 -- KEYS  1 names  2 policies

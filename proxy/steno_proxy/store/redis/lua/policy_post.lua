@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Make an update the newest of its policy. The same again changes nothing, unless it has failed: then it runs again.
 --
 -- KEYS  1 heads  2 the policy's versions  3 update

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Keep the name of a model no longer.
 --
 -- KEYS  1 names  2 policies

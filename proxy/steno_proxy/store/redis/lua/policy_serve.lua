@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Some worker serves an update: it becomes its policy's version in force, unless a newer one is.
 --
 -- KEYS  1 heads  2 update
