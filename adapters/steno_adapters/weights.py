@@ -132,6 +132,10 @@ def as_in_checkpoint(model: Any, tensors: Weights) -> Weights:
         tensors: under the model's own names, such as `model.state_dict()`.
     Returns: where nothing is converted, what was given; else pairs to iterate over once, each converted in its turn.
     """
+    conversions = getattr(model, "_weight_conversions", None)  # what transformers' loader leaves
+    if conversions is not None:
+        # Under ZeRO-3 it leaves all that it knows for the model, also what this checkpoint did not need.
+        model._weight_conversions = [one for one in conversions if one.was_used()]
     if not _is_converted(model):
         return tensors
     from transformers.core_model_loading import revert_weight_conversion
@@ -188,7 +192,7 @@ def _moved(manifest: Manifest, scratch: Path, here: Path) -> tuple[Path, bool]:
 def _is_converted(model: Any) -> bool:
     if not hasattr(model, "base_model_prefix"):  # no transformers model
         return False
-    conversions = getattr(model, "_weight_conversions", None)  # what transformers' loader leaves
+    conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:
         from transformers.conversion_mapping import get_model_conversion_mapping
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from transformers.core_model_loading import WeightRenaming
 
 from steno import Client
 from steno.contracts.errors import BadRequest, Conflict, NotFound, Unreachable
@@ -94,6 +95,14 @@ def test_what_transformers_does_not_convert_is_sent_as_it_is() -> None:
     for model in (AutoModelForCausalLM.from_pretrained(TINY), torch.nn.Linear(1, 1)):
         tensors = model.state_dict()
         assert as_in_checkpoint(model, tensors) is tensors
+
+
+def test_what_transformers_knows_and_did_not_do_is_not_turned_back() -> None:
+    """Under ZeRO-3 it leaves all that it knows for a model: the prefix that a model that also sees would have, say."""
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    model._weight_conversions = [WeightRenaming(r"^language_model\.model\.", "model.")]
+    tensors = model.state_dict()
+    assert as_in_checkpoint(model, tensors) is tensors
 
 
 def test_tied_weights_are_sent_once_and_views_whole(tmp_path: Path) -> None:
