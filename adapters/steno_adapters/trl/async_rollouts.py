@@ -136,7 +136,7 @@ class AsyncRollouts:
 
     def start(self) -> None:
         args = self._trainer.args
-        self._seen = self._collector.client.run(self._collector.run).groups
+        self._seen = self._collector.client.run(self._collector.run, ledger=False).groups
         if self._tasks is not None:
             # What a step has taken does not count as in hand, so the bound is one step lower than TRL's.
             self._rolling = self._collector.start(
@@ -279,7 +279,7 @@ class AsyncRollouts:
         trainable = any(group.rows for group in came)
         if trainable:
             self._without_rows.trainable()
-        view = self._collector.client.run(self._collector.run)
+        view = self._collector.client.run(self._collector.run, ledger=False)
         before, self._seen = self._seen, view.groups
         # Groups in which no trial can be trained are `empty`, and never leased.
         if not trainable and (failed := max(0, self._seen.empty - before.empty) + len(came)):

@@ -32,8 +32,9 @@ class RowProgress:
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> RowProgress:
-        """What an earlier release saved counts no groups, or knows none that are done."""
-        begun, groups, done = set(saved.get("begun", [])), int(saved.get("groups", 0)), dict(saved.get("done", {}))
+        """What an earlier release saved counts no groups, or knows none that are done. Who saves it sorts by names."""
+        begun, groups = set(saved.get("begun", [])), int(saved.get("groups", 0))
+        done = dict(sorted(saved.get("done", {}).items(), key=lambda one: one[1]))
         return cls(list(saved.get("finished", [])), dict(saved.get("passed", {})), begun, groups, done)
 
     def saved(self) -> dict[str, Any]:

@@ -39,11 +39,24 @@ def test_a_group_whose_acknowledgement_redis_forgot_is_not_trained_again() -> No
         progress.handed_over("a")
     progress.trained(2)
     progress.acknowledged("a", 1.0)
-    later = RowProgress.restored(json.loads(json.dumps(progress.saved())))
+    later = RowProgress.restored(json.loads(json.dumps(progress.saved(), sort_keys=True)))
     assert later.begin("a", 2, 1.0) == 2 and later.finished == ["a"]
     later.acknowledged("a", 1.0)
     assert (later.finished, later.groups) == ([], 1)
     assert later.begin("a", 2, 5.0) == 0, "made anew: another one"
+
+
+def test_no_more_acknowledged_groups_are_remembered_than_the_newest_also_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers sorts what it saves by names."""
+    monkeypatch.setattr(sys.modules[RowProgress.__module__], "MOST_DONE", 3)
+    progress = RowProgress(finished=["z", "m", "a", "b"])
+    for made_at, name in enumerate("zma"):
+        progress.acknowledged(name, float(made_at))
+    later = RowProgress.restored({**json.loads(json.dumps(progress.saved(), sort_keys=True)), "finished": ["b"]})
+    later.acknowledged("b", 3.0)
+    assert list(later.done) == ["m", "a", "b"]
 
 
 def test_a_group_is_finished_with_the_last_of_its_rows() -> None:
