@@ -53,18 +53,13 @@ class FailedDials:
     def forget(self) -> None:
         """It was reached."""
         self._count = 0
-        self._said: set[str] = set()
-        self._said_since = 0.0
+        self._said: dict[str, float] = {}  # reason -> when it was logged last
 
     def add(self, error: Exception, now: float) -> None:
         self._count += 1
-        if now >= self._said_since + SAY_AGAIN_S:
-            self._said.clear()
         reason = unreachable(error)
-        if reason in self._said:
+        if reason in self._said and now < self._said[reason] + SAY_AGAIN_S:
             return
-        if not self._said:
-            self._said_since = now
-        self._said.add(reason)
+        self._said[reason] = now
         attempts = f" ({self._count} attempts so far)" if self._count > 1 else ""
         logger.warning("can't reach %s: %s%s", self._url, reason, attempts)
