@@ -61,6 +61,7 @@ class ChatEngine:
         self._prompter: PromptRenderer | None = None
         # A long prompt must not hold up the streams; one thread, since formats need not be safe for two.
         self._renderer = ThreadPoolExecutor(1, "render")
+        self._counting = asyncio.Semaphore(1)  # so that a turn waits there behind one count at most
 
     async def start(self) -> None:
         """Start the engine and check the format; what is wrong with it is logged, and missing from the card."""
@@ -110,7 +111,8 @@ class ChatEngine:
     async def count(self, job: Job) -> int:
         """Raises: BadRequest: the template refuses. ContextOverflow: the format knows without counting."""
         whole = Generate(stream=0, turn_id="", attempt=0, trial_id="", job=job)
-        prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, whole)
+        async with self._counting:
+            prompt = await asyncio.get_running_loop().run_in_executor(self._renderer, self._prompt, whole)
         return len(prompt.ids)
 
     async def tokenize(self, asked: Count) -> Counted:
@@ -118,7 +120,8 @@ class ChatEngine:
         if self._prompter is None:
             raise EngineFailed("the engine is not started")
         run = asyncio.get_running_loop().run_in_executor
-        return await run(self._renderer, tokenized, asked, self._format, self._prompter)
+        async with self._counting:
+            return await run(self._renderer, tokenized, asked, self._format, self._prompter)
 
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """One Started, Deltas, one Finish.

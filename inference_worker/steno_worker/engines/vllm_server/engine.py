@@ -53,6 +53,7 @@ class VllmServerEngine(FixedWeights):
         self._running = self._waiting = 0
         # Prompts are rendered by the server, but what is new is worked out here, by code that waits for it.
         self._renderer = ThreadPoolExecutor(1, "render")
+        self._counting = asyncio.Semaphore(1)  # so that a turn waits there behind one count at most
         self._format: ServerFormat | None = None
         self._prompter: PromptRenderer | None = None
         self._facts: ServerFacts | None = None
@@ -99,13 +100,15 @@ class VllmServerEngine(FixedWeights):
         return self._running, self._waiting, 0.0
 
     async def count(self, job: Job) -> int:
-        prompt, _ = await self._prompt(Generate(stream=0, turn_id="", attempt=0, trial_id="", job=job))
+        async with self._counting:
+            prompt, _ = await self._prompt(Generate(stream=0, turn_id="", attempt=0, trial_id="", job=job))
         return len(prompt.ids)
 
     async def tokenize(self, asked: Count) -> Counted:
         if self._format is None or self._prompter is None:
             raise EngineFailed("the engine is not started")
-        return await self._format.waits.run(self._renderer, tokenized, asked, self._format, self._prompter)
+        async with self._counting:
+            return await self._format.waits.run(self._renderer, tokenized, asked, self._format, self._prompter)
 
     async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
         """Started comes once the server has said which prompt it uses."""
