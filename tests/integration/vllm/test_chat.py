@@ -16,7 +16,7 @@ from steno.contracts.records import bytes_to_floats, bytes_to_ids, ids_to_bytes
 from steno.contracts.wire.frames import Delta, Finish, Generate, Started
 from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.engines.vllm.engine import VllmTokens
-from tests.integration.vllm.drawing import NOT_THINKING, TOOLS, gathered
+from tests.integration.vllm.drawing import NOT_THINKING, STRICT, TOOLS, gathered
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -135,15 +135,14 @@ async def test_forced_calls_and_their_results_are_continued(engine, reference):
     for _ in range(4):
         before = list(talk.ids)
         started, deltas, finish = await talk.say(
-            *news, tools=TOOLS, tool_choice="required", template_kwargs=NOT_THINKING, parallel_tool_calls=False,
+            *news, tools=STRICT, tool_choice="required", template_kwargs=NOT_THINKING, parallel_tool_calls=False,
             sampling=Sampling(max_tokens=120),
         )  # fmt: skip
         assert started.constrained and not started.resumable and all(delta.constrained for delta in deltas)
         assert talk.ids[: len(before)] == before and started.kept_tokens == len(before)
         (call,) = talk.messages[-1]["tool_calls"]
         assert call["function"]["name"] in ("weather", "forecast")
-        if finish.reason == "tool_calls":
-            json.loads(call["function"]["arguments"])
+        assert finish.reason == "tool_calls" and set(json.loads(call["function"]["arguments"])) == {"celsius"}
         news = [{"role": "tool", "tool_call_id": call["id"], "content": "nice"}]
 
 

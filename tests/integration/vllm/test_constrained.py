@@ -17,11 +17,10 @@ from steno.contracts.errors import BadRequest, ConfigError
 from steno.contracts.records import ids_to_bytes
 from steno_worker.engines.vllm.args import from_fields
 from steno_worker.engines.vllm.engine import VllmTokens
-from tests.integration.vllm.drawing import NOT_THINKING, TOOLS, ask, draw
+from tests.integration.vllm.drawing import NOT_THINKING, STRICT, TOOLS, ask, draw
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
-STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
 SCHEMA = ResponseFormat(type="json_schema", name="r", schema=TOOLS[0]["function"]["parameters"], strict=True)
 
 

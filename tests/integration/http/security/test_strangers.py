@@ -182,7 +182,7 @@ async def test_a_full_table_of_descriptors_is_said_and_counted_and_connections_w
     _, most = usual = resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(proxy.pid, resource.RLIMIT_NOFILE, (used + 9, most))
     port = int(proxy.url.rpartition(":")[2])
-    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(used + 20)]
     await until(lambda: "connections can't be accepted" in proxy.log.read_text(), SLOW_S)
     reader, writer = held[-1]
     writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
