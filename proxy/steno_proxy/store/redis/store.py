@@ -116,7 +116,7 @@ class RedisStore(RedisRecordings):
         return float(seconds) + float(micros) / 1e6
 
     async def keep(self, name: str, value: bytes) -> bytes:
-        before: bytes | None = await self._run("once", [kept_key(name)], [value])
+        before: bytes | None = await self._run("keep", [kept_key(name)], [value])
         return value if before is None else before
 
     async def kept(self, name: str) -> bytes | None:
@@ -129,8 +129,7 @@ class RedisStore(RedisRecordings):
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
         await self._check_free(group, sessions)
         written = group.model_dump_json().encode()
-        # Not `once`: a full Redis takes no group.
-        before = await self._link.write("SET", group_key(group.group_id), written, "NX", "GET")
+        before = await self._run("once", [group_key(group.group_id)], [written])
         if before is not None:
             recorded = read_json(Group, before)
             same_group(recorded, group)

@@ -1,4 +1,3 @@
-#!lua flags=allow-oom
 -- Keep what came first.
 --
 -- KEYS  1 anything

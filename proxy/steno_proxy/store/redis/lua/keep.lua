@@ -1,0 +1,7 @@
+#!lua flags=allow-oom
+-- As once.lua, on a full Redis too: a first archive makes room.
+--
+-- KEYS  1 anything
+-- ARGV  1 value
+-- Returns  nil: it is kept; else what was there before, which stays.
+return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET')
