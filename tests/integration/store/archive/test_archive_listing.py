@@ -150,3 +150,25 @@ async def test_a_redis_of_an_older_backup_lists_what_was_archived_since_once_arc
     await move(store, archiver)
     assert trials_in(str(tmp_path / "archive")) == ["a", "c"], "no copy of its bytes is left"
     await store.close()
+
+
+async def test_an_archive_that_another_redis_takes_while_it_is_listed_again_stays_its_own(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one Redis replaces another, and the first one's proxies still run."""
+    store, archiver = replica(server, str(tmp_path / "archive"))
+    await ended(store, "a", 1)
+    await move(store, archiver)
+    (tmp_path / "archive" / "archive.json").unlink()
+    theirs, list_again = ArchiveIdentity("theirs", "another Redis"), archiver._list_again
+
+    async def listed_while_it_is_taken() -> bool:
+        await archiver._objects.begin(theirs)
+        return await list_again()
+
+    monkeypatch.setattr(archiver, "_list_again", listed_while_it_is_taken)
+    assert await move(store, archiver) == 0
+    assert await archiver._objects.identity() == theirs
+    with pytest.raises(ArchiveUnreadable, match="of another Redis"):
+        await move(store, archiver)
+    await store.close()
