@@ -194,9 +194,8 @@ class RedisIndex:
         """When the sweep is to look at these trials next; None: never, they are not open any more."""
         client = self._link.client
         if later := {trial_id: at for trial_id, at in times.items() if at is not None}:
-            with contextlib.suppress(
-                StoreUnavailable
-            ):  # a full Redis refuses it: then the next sweep looks at them, too
+            # A full Redis refuses it: then the next sweep looks at them, too.
+            with contextlib.suppress(StoreUnavailable):
                 await self._link.call(client.zadd(TIMED, later, xx=True))
         if never := [trial_id for trial_id, at in times.items() if at is None]:
             await self._link.call(client.zrem(TIMED, *never))
