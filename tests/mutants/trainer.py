@@ -81,17 +81,18 @@ MUTANTS = (
     ),
     Mutant(
         "shaping-speaks", "a group whose rewards are equal says something by its shaping alone", _ADVANTAGES,
-        "rewards = [member.reward for member in members]", "rewards = [member.shaped for member in members]",
+        "return [[member.reward for member in members]]", "return [[member.shaped for member in members]]",
         _unit("data/advantages", "data/overlong"),
     ),
     Mutant(
         "batch-of-bare-rewards", "the batch's standard deviation is that of rewards without their shaping", _ADVANTAGES,
-        "batch = [member.shaped for", "batch = [member.reward for", _unit("data/advantages", "data/overlong"),
+        "return [member.shaped for member in members]", "return [member.reward for member in members]",
+        _unit("data/advantages", "data/overlong"),
     ),
     Mutant(
         "zero-is-equal", "rewards whose mean is 0 are never equal enough", _ADVANTAGES,
-        "elif _std(rewards) <= EQUAL_WITHIN * max(abs(reward) for reward in rewards):",
-        "elif _std(rewards) < EQUAL_WITHIN * max(abs(reward) for reward in rewards):", _unit("data/advantages"),
+        "return _std(rewards) <= EQUAL_WITHIN * max(abs(reward) for reward in rewards)",
+        "return _std(rewards) < EQUAL_WITHIN * max(abs(reward) for reward in rewards)", _unit("data/advantages"),
     ),
     Mutant(
         "forks-weigh-more", "a trial weighs as many times as it has samples", _AGGREGATION,

@@ -15,7 +15,8 @@ from pydantic import Field
 from steno.config.plugins import names_function
 from steno.config.settings import Settings, SettingsConfigDict
 from steno.contracts.errors import ConfigError
-from steno_trainer.data.advantages import Estimator
+from steno.contracts.records import MAX_REWARD
+from steno_trainer.data.advantages import GDPO, Estimator
 from steno_trainer.data.overlong import Overlong, OverlongFiltering
 from steno_trainer.objective.aggregation import Aggregation
 from steno_trainer.objective.registry import REGISTRY, imitates
@@ -76,6 +77,11 @@ NEEDS = (
         "reference", "reference_kl or distillation above 0", ("reference_kl", "distillation"), lambda s: s.scores_reference
     ),
     Need("distillation", "reference, the teacher", ("reference",), lambda s: s.reference is not None),
+    Need("gdpo_metrics", "estimator: gdpo", ("estimator",), lambda s: s.estimator == GDPO),
+    Need(
+        "overlong_max_tokens", "another estimator than gdpo, which reads no length penalty", ("estimator",),
+        lambda s: s.estimator != GDPO,
+    ),
     Need("count_silent_groups", "distillation: 0, which trains these groups", ("distillation",), lambda s: not s.distillation),
     Need("offload_parameters", "offload_optimizer", ("offload_optimizer",), lambda s: s.offload_optimizer),
 )  # fmt: skip
@@ -144,7 +150,12 @@ class TrainerSettings(Settings):
     )
     estimator: str = Field(
         "grpo",
-        description=f"how rewards become advantages: {', '.join(Estimator)}, or FILE.py:function, a function of your own",
+        description=f"how rewards become advantages: {', '.join(Estimator)}, {GDPO}, or FILE.py:function, a function of your own",
+    )
+    gdpo_metrics: list[str] = Field(
+        default_factory=list,
+        description="metrics of the trials that are the rewards of the estimator gdpo, each NAME or NAME=WEIGHT; repeat for "
+        "several; without a weight: 1",
     )
     aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="weight of each token")
     constant_tokens: int | None = Field(None, ge=1, description="C of the aggregation `constant`, in tokens")
@@ -270,6 +281,25 @@ class TrainerSettings(Settings):
         return self.reference_kl > 0 or self.distillation > 0
 
     @property
+    def gdpo_weights(self) -> dict[str, float]:
+        """Metric -> weight. Raises: ConfigError."""
+        weights: dict[str, float] = {}
+        for one in self.gdpo_metrics:
+            name, number = one.rsplit("=", 1) if "=" in one else (one, "1")
+            try:
+                weight = float(number)
+            except ValueError:
+                weight = 0.0
+            if not name or name in weights or not 0 < abs(weight) <= MAX_REWARD:
+                raise ConfigError(
+                    f"gdpo_metrics: got {one}, must be NAME or NAME=WEIGHT, each name once, each weight a number other than 0 "
+                    f"and within ±{MAX_REWARD:g}",
+                    field="gdpo_metrics",
+                )
+            weights[name] = weight
+        return weights
+
+    @property
     def overlong(self) -> Overlong:
         return Overlong(
             self.overlong_filtering,
@@ -290,10 +320,14 @@ class TrainerSettings(Settings):
             raise ConfigError(
                 f"objective: got {self.objective}, must be {', '.join(REGISTRY)} or FILE.py:function", field="objective"
             )
-        if self.estimator not in list(Estimator) and not names_function(self.estimator):
+        if self.estimator not in (*Estimator, GDPO) and not names_function(self.estimator):
             raise ConfigError(
-                f"estimator: got {self.estimator}, must be {', '.join(Estimator)} or FILE.py:function",
+                f"estimator: got {self.estimator}, must be {', '.join(Estimator)}, {GDPO} or FILE.py:function",
                 field="estimator",
+            )
+        if self.estimator == GDPO and not self.gdpo_weights:
+            raise ConfigError(
+                "gdpo_metrics: got nothing, estimator gdpo needs the metrics that are rewards", field="gdpo_metrics"
             )
         self.check_needs(NEEDS)
         if (self.overlong_max_tokens is None) != (self.overlong_buffer_tokens is None):

@@ -33,6 +33,7 @@ RUN_NEEDS = (
     Need("lease_ttl_s", "groups that a proxy leases", ("records",), lambda s: s.records is None),
     Need("take_over", "a run at a proxy", ("records",), lambda s: s.records is None),
     Need("dynamic_sampling", "distillation: 0, which trains every group", ("distillation",), lambda s: not s.distillation),
+    Need("gdpo_metrics", "trials with metrics, which those of a file do not have", ("records",), lambda s: s.records is None),
     Need("report_by", "groups with tasks, which those of a file do not have", ("records",), lambda s: s.records is None),
 )  # fmt: skip
 

@@ -1,5 +1,5 @@
 """The README's `steno train` at its defaults: bfloat16, two ranks, the shipped model, a worker that computes in float32. Then
-what is on record of it once more: with other rewards, offline."""
+what is on record of it once more, offline: with other rewards, which a metric of the trials tells the trainer."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ async def test_the_readmes_command_trains_and_every_version_is_served(one: Produ
 OTHER_WAY = """
 def other_way(transcript):
     reward = transcript.session.reward
-    return None if reward is None else -reward
+    return None if reward is None else {"reward": 0.5, "before": reward}
 """
 
 
 def trained_again_with_rewards_the_other_way(one: Product) -> None:
-    """`steno rescore` and `steno train --offline`, as processes: every odd trial was worth 1, and is now worth -1."""
+    """`steno rescore` and `steno train --offline`, as processes: every odd trial was worth 1. All rewards are equal now, and what
+    it was worth is a metric that counts against it."""
     (one.folder / "score.py").write_text(OTHER_WAY)
     words = ["--run", RUN, "--as", "again", "--reward", f"{one.folder / 'score.py'}:other_way", "--proxy", one.url]
     done = subprocess.run(
@@ -49,8 +50,9 @@ def trained_again_with_rewards_the_other_way(one: Product) -> None:
         view, in_force = client.run("again"), one.in_force()
         assert view.borrowed and not view.sampled
         trainer = one.train(
-            name="again", run="again", offline=True, spy=True, ranks=1, probe_tokens=64, probe_tolerance=None
-        )
+            name="again", run="again", offline=True, spy=True, ranks=1, probe_tokens=64, probe_tolerance=None,
+            estimator="gdpo", gdpo_metrics=["before=-2"],
+        )  # fmt: skip
         trainer.wait()
         after = client.run("again")
         scored = [session.trial_id for session in client.sessions(run_id="again") if session.reward is not None]

@@ -1,16 +1,16 @@
 """Advantages: rewards of a group's trials in, one advantage per trial out. No tensors.
 
 A group is what its id says it is, never a position or a count: groups may be of any size, in any order, and a trial that forked
-into several samples is still one reward. A group that says nothing (all rewards equal, or a single one) is dropped and
-named, so that its tokens can be accounted for (I4).
+into several samples is still one reward, or with `Gdpo` one of each kind. A group that says nothing (all rewards equal, or a
+single one) is dropped and named, so that its tokens can be accounted for (I4).
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from steno.contracts.errors import ConfigError
@@ -44,12 +44,30 @@ class Estimator(StrEnum):
     DR_GRPO = "dr_grpo"
 
 
+GDPO = "gdpo"
+"""The setting `estimator` that means `Gdpo`."""
+
+
+@dataclass(frozen=True)
+class Gdpo:
+    """Several rewards, each normalised by itself: of trials whose sums are equal, what differs counts too. arXiv:2601.05242
+
+    s = sum of weight (r - mean) / std over the rewards r, which are metrics of the trial; mean and std as in GRPO. The
+    advantage is s / (batch std + 1e-6), that of the s of all trials together.
+
+    weights: metric of the trials -> its weight. Metrics are in whatever units; the trial's reward itself is not read.
+    """
+
+    weights: Mapping[str, float]
+
+
 @dataclass(frozen=True)
 class ScoredTrial:
     """A trial with its reward, in the task's own units. A trial without one is absent, never 0.0.
 
     shaping: added to the reward, for how the trial went rather than for what it came to (`overlong`). It makes no group say
     something whose rewards are equal, as in DAPO, whose groups are judged by what is correct. tokens: that the policy sampled.
+    metrics: posted with the reward; `Gdpo` alone reads them.
     """
 
     trial_id: str
@@ -57,6 +75,7 @@ class ScoredTrial:
     reward: float
     shaping: float = 0.0
     tokens: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def shaped(self) -> float:
@@ -77,6 +96,7 @@ class GroupRewards:
 
 GroupEstimator = Callable[[GroupRewards], Sequence[float]]
 """One advantage for each trial (`own_estimator.py`)."""
+AnyEstimator = Estimator | Gdpo | GroupEstimator
 
 
 @dataclass(frozen=True)
@@ -88,13 +108,13 @@ class Advantages:
     dropped: dict[str, Reason]
 
 
-def group_advantages(trials: Iterable[ScoredTrial], estimator: Estimator | GroupEstimator) -> Advantages:
+def group_advantages(trials: Iterable[ScoredTrial], estimator: AnyEstimator) -> Advantages:
     """Centre, and where a std divides scale, each group's rewards; or what a user's function makes of them.
 
     By ours the advantages of a group sum to 0, but for rounding. The order of trials changes nothing, not even the last bit: sums
     are exact (`math.fsum`). A user's function gets them by trial id.
 
-    A group with a reward that is not finite, or beyond `MAX_REWARD`, is dropped as malformed and counts in nothing.
+    A group with a trial that has a `fault` is dropped as malformed and counts in nothing.
 
     Raises: BadBatch: a trial twice.
     """
@@ -105,39 +125,84 @@ def group_advantages(trials: Iterable[ScoredTrial], estimator: Estimator | Group
             raise BadBatch(f"trial {trial.trial_id}: more than one reward in a batch")
         seen.add(trial.trial_id)
         groups[trial.group_id].append(trial)
-    dropped = {group_id: Reason.MALFORMED for group_id, members in groups.items() if any(map(unusable, members))}
-    batch = [member.shaped for group_id, members in groups.items() if group_id not in dropped for member in members]
+    dropped = {name: why for name, members in groups.items() if (why := why_silent(members, estimator)) is not None}
+    values = {
+        name: _values(sorted(members, key=lambda member: member.trial_id), estimator)
+        for name, members in groups.items()
+        if dropped.get(name) is not Reason.MALFORMED
+    }
+    batch = [value for some in values.values() for value in some]
     batch_std = _std(batch) if len(batch) > 1 else 0.0
     by_trial: dict[str, float] = {}
-    for group_id, members in groups.items():
-        if group_id in dropped:
-            continue
-        rewards = [member.reward for member in members]
-        if len(rewards) < 2:
-            dropped[group_id] = Reason.GROUP_TOO_SMALL
-        elif _std(rewards) <= EQUAL_WITHIN * max(abs(reward) for reward in rewards):
-            dropped[group_id] = Reason.ZERO_VARIANCE
-        else:
+    for name, members in groups.items():
+        if name not in dropped:
             members = sorted(members, key=lambda member: member.trial_id)
-            values = _advantages(members, batch_std, estimator)
-            by_trial.update(zip((member.trial_id for member in members), values, strict=True))
+            found = _advantages(members, values[name], batch_std, estimator)
+            by_trial.update(zip((member.trial_id for member in members), found, strict=True))
     return Advantages(by_trial, dropped)
 
 
-def unusable(trial: ScoredTrial) -> bool:
-    """Whether its reward can't be computed with. The proxy refuses such a reward; a record of an older one may hold it."""
-    return not abs(trial.reward) <= MAX_REWARD or not math.isfinite(trial.shaped)
+def why_silent(members: Sequence[ScoredTrial], estimator: AnyEstimator) -> Reason | None:
+    """Why the scored trials of a group have no advantages; None: they have."""
+    if any(fault(member, estimator) for member in members):
+        return Reason.MALFORMED
+    if len(members) < 2:
+        return Reason.GROUP_TOO_SMALL
+    return Reason.ZERO_VARIANCE if all(map(_equal, _rewards(members, estimator))) else None
 
 
-def _advantages(members: list[ScoredTrial], batch_std: float, estimator: Estimator | GroupEstimator) -> Sequence[float]:
-    rewards = [member.shaped for member in members]
+def fault(trial: ScoredTrial, estimator: AnyEstimator) -> str:
+    """Why its rewards can't be computed with, naming the field; "": they can. The proxy refuses such a reward; a record of an
+    older one may hold it."""
+    if not abs(trial.reward) <= MAX_REWARD or not math.isfinite(trial.shaped):
+        return f"reward: got {trial.reward}, must be within ±{MAX_REWARD:g}"
+    for name in estimator.weights if isinstance(estimator, Gdpo) else ():
+        value = trial.metrics.get(name)
+        if value is None:
+            return f"metrics.{name}: got none, and gdpo_metrics names it"
+        if not abs(value) <= MAX_REWARD:
+            return f"metrics.{name}: got {value}, must be within ±{MAX_REWARD:g}"
+    return ""
+
+
+def _rewards(members: Sequence[ScoredTrial], estimator: AnyEstimator) -> list[list[float]]:
+    """What a group is judged by: of each kind of reward, those of all trials."""
+    if isinstance(estimator, Gdpo):
+        return [[member.metrics[name] for member in members] for name in estimator.weights]
+    return [[member.reward for member in members]]
+
+
+def _values(members: Sequence[ScoredTrial], estimator: AnyEstimator) -> list[float]:
+    """Of each trial of a group the number whose spread over the batch counts: its reward, or the s of `Gdpo`."""
+    if not isinstance(estimator, Gdpo):
+        return [member.shaped for member in members]
+    kinds = zip(estimator.weights.values(), _rewards(members, estimator), strict=True)
+    # Without an epsilon: the small differences that it makes are all that is left where two rewards cancel out.
+    weighted = [[weight * value for value in _normalised(rewards, 0.0)] for weight, rewards in kinds]
+    return [math.fsum(of_trial) for of_trial in zip(*weighted, strict=True)]
+
+
+def _normalised(rewards: list[float], epsilon: float = STD_EPSILON) -> list[float]:
+    """(r - mean) / (std + epsilon); zeros, where all are equal."""
+    if len(rewards) < 2 or _equal(rewards):
+        return [0.0] * len(rewards)
+    mean, scale = math.fsum(rewards) / len(rewards), 1.0 / (_std(rewards) + epsilon)
+    return [(reward - mean) * scale for reward in rewards]
+
+
+def _advantages(
+    members: Sequence[ScoredTrial], values: list[float], batch_std: float, estimator: AnyEstimator
+) -> Sequence[float]:
+    """Args: values: as `_values` gives them."""
+    if isinstance(estimator, Gdpo):
+        return [value / (batch_std + STD_EPSILON) for value in values]
     if not isinstance(estimator, Estimator):
-        return estimator(GroupRewards(tuple(rewards), tuple(member.tokens for member in members)))
-    n = len(rewards)
-    mean = math.fsum(rewards) / n
+        return estimator(GroupRewards(tuple(values), tuple(member.tokens for member in members)))
+    if estimator is Estimator.GRPO:
+        return _normalised(values)
+    n = len(values)
+    mean = math.fsum(values) / n
     match estimator:
-        case Estimator.GRPO:
-            scale = 1.0 / (_std(rewards) + STD_EPSILON)
         case Estimator.GRPO_BATCH_STD:
             scale = 1.0 / (batch_std + STD_EPSILON)
         case Estimator.GRPO_NO_STD | Estimator.DR_GRPO:
@@ -146,7 +211,11 @@ def _advantages(members: list[ScoredTrial], batch_std: float, estimator: Estimat
             scale = n / (n - 1)
         case _:
             raise ConfigError(f"unknown estimator: {estimator}", field="estimator")
-    return [(reward - mean) * scale for reward in rewards]
+    return [(value - mean) * scale for value in values]
+
+
+def _equal(rewards: list[float]) -> bool:
+    return _std(rewards) <= EQUAL_WITHIN * max(abs(reward) for reward in rewards)
 
 
 def _std(rewards: list[float]) -> float:

@@ -7,13 +7,13 @@ groups before anything is loaded: what would end a run hours later is said at on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from steno.config.plugins import load_function
 from steno.contracts.errors import ConfigError
-from steno_trainer.data.advantages import Estimator, GroupEstimator, GroupRewards
+from steno_trainer.data.advantages import GDPO, AnyEstimator, Estimator, Gdpo, GroupRewards
 from steno_trainer.errors import BadBatch
 
 TRIED = (
@@ -27,8 +27,12 @@ TRIED = (
 penalty has made equal."""
 
 
-def estimator_named(name: str) -> Estimator | GroupEstimator:
-    """Raises: ConfigError: names `estimator`: no such one; or a file or function that is none, or gives no advantages."""
+def estimator_named(name: str, gdpo_weights: Mapping[str, float] | None = None) -> AnyEstimator:
+    """Args: gdpo_weights: of the metrics that `gdpo` takes for rewards.
+
+    Raises: ConfigError: names `estimator`: no such one; or a file or function that is none, or gives no advantages."""
+    if name == GDPO:
+        return Gdpo(gdpo_weights or {})
     if name in list(Estimator):
         return Estimator(name)
     own = OwnEstimator(name, load_function(name, "estimator"))

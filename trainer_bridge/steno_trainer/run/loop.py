@@ -36,6 +36,7 @@ from steno_trainer.reporting.step_posts import Annotations, StepPosts, annotatio
 from steno_trainer.reporting.trackers import Trackers
 from steno_trainer.run.ending import Ending
 from steno_trainer.run.named_calls import NamedCalls
+from steno_trainer.run.named_metrics import NamedMetrics
 from steno_trainer.run.pushes import Pushes
 from steno_trainer.run.step_numbers import append_line, metrics_line, shown_step
 from steno_trainer.run.training_state import TrainingState
@@ -78,7 +79,7 @@ class Loop:
         self._settings = settings
         self._calls, self._feed, self.state = calls, feed, state
         self._limits = limits
-        self._estimator = None if settings.imitates else estimator_named(settings.estimator)
+        self._estimator = None if settings.imitates else estimator_named(settings.estimator, settings.gdpo_weights)
         self._trackers, self._view = trackers, view
         self._status, self._evaluator, self._posts = status, evaluator, posts
         self._unsaved: list[str] = []  # groups of steps that no checkpoint holds
@@ -90,6 +91,7 @@ class Loop:
         self._named_calls = NamedCalls(
             settings.train_models, found=settings.records is not None or known, to_the_end=settings.is_offline
         )
+        self._named_metrics = NamedMetrics(settings.gdpo_metrics)
         self._ending = Ending()
         self._pushes = Pushes(
             calls, state, view, self._ending, deadline_s=settings.push_deadline_s, unserved=lambda: list(self._unserved),
@@ -107,8 +109,8 @@ class Loop:
     async def run(self) -> None:
         """Until `total_steps`, until rollouts are over and all is trained, or `stop`.
 
-        Raises: PushFailed: no worker takes the first weights; ConfigError: as `NamedCalls`; StenoError: the proxy
-        refuses."""
+        Raises: PushFailed: no worker takes the first weights; ConfigError: as `NamedCalls` and
+        `NamedMetrics`; StenoError: the proxy refuses."""
         if not self._settings.is_offline:
             await self._pushes.first()
         # Not before: groups that a checkpoint holds are acknowledged at sight, and what is started in their place is to be
@@ -132,6 +134,7 @@ class Loop:
             await self._step(groups, waited_s)
         self._ending.check()
         self._named_calls.check()
+        self._named_metrics.check()
         if self._unsaved:
             await self._save(spare=self._skipped > 0)
         await self._pushes.finish()
@@ -203,6 +206,7 @@ class Loop:
             report_by=settings.report_by,
         )
         self._named_calls.look(ready.named, ready.other_models)
+        self._named_metrics.look(ready.lacking)
         if self._named_calls.found:
             state.named_models = self._models
         report: StepReport | None = None

@@ -26,6 +26,7 @@ from rich.console import Console
 from steno.client.client import AsyncSteno, Steno
 from steno.config.object_store import ObjectStore
 from steno.contracts.errors import ConfigError, StenoError, Superseded
+from steno.contracts.runs.leases import Lease
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.evaluation import Evaluator, greedy
@@ -301,7 +302,11 @@ async def _lead(
             AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=tenure.epoch)
         )
         evaluator = await _evaluator(settings, stack)
-        counts = says_something if settings.dynamic_sampling else lambda lease: True
+        counts: Callable[[Lease], bool] = (
+            partial(says_something, estimator=estimator_named(settings.estimator, settings.gdpo_weights))
+            if settings.dynamic_sampling
+            else lambda lease: True
+        )
         feed: LeaseFeed | RecordFeed
         if settings.records is not None:
             feed = RecordFeed(settings.records, run_id=settings.run, trained=state.trained, counts=counts)

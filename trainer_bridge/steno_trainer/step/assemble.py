@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from steno.contracts.records import MAX_REWARD
 from steno.contracts.runs.leases import Lease
 from steno_rollouts.reporting.breakdown import bounded, label_of, metric_means
-from steno_trainer.data.advantages import Estimator, GroupEstimator, ScoredTrial, group_advantages, unusable
+from steno_trainer.data.advantages import AnyEstimator, Estimator, Gdpo, ScoredTrial, fault, why_silent
 from steno_trainer.data.lease_feed import LeasedGroup
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.overlong import Overlong, OverlongFiltering, own_completions, was_cut
@@ -27,7 +26,8 @@ class AssembledStep:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
     step itself books. values: by names of `measures`. malformed: group id -> what is wrong with it. named: a call asked for one
     of `terms.models`. other_models: if none did, the names that the policy's calls asked for; none: it was not called, or by no
-    name that is on record."""
+    name that is on record. lacking: metrics that `Gdpo` takes for rewards, and that no scored trial has; None: none is scored, or
+    by no metric."""
 
     batch: StepBatch
     books: Ledger
@@ -35,6 +35,7 @@ class AssembledStep:
     malformed: dict[str, str] = field(default_factory=dict)
     named: bool = False
     other_models: tuple[str, ...] = ()
+    lacking: tuple[str, ...] | None = None
 
     @property
     def trained_tokens(self) -> int:
@@ -44,16 +45,17 @@ class AssembledStep:
 _OF_ADVANTAGES = ("reward/zero_variance_fraction", "advantage/mean", "advantage/abs_mean")
 
 
-def says_something(lease: Lease) -> bool:
+def says_something(lease: Lease, estimator: AnyEstimator = Estimator.GRPO) -> bool:
     """Whether the rewards of a group differ, so that its trials have advantages."""
-    scored = [ScoredTrial(t.trial_id, lease.group.group_id, t.reward) for t in lease.trials if t.reward is not None]
-    return not group_advantages(scored, Estimator.GRPO).dropped
+    name = lease.group.group_id
+    scored = [ScoredTrial(t.trial_id, name, t.reward, metrics=t.metrics) for t in lease.trials if t.reward is not None]
+    return why_silent(scored, estimator) is None
 
 
 def assemble(
     groups: Sequence[LeasedGroup],
     terms: TrainingTerms,
-    estimator: Estimator | GroupEstimator | None,
+    estimator: AnyEstimator | None,
     overlong: Overlong,
     *,
     count_silent: bool = True,
@@ -73,18 +75,18 @@ def assemble(
     for trial_id, part in completions:
         lengths[trial_id] += part.end - part.start
     scored = [
-        ScoredTrial(trial.trial_id, leased.group_id, trial.reward, overlong.shaping(tokens), tokens)
+        ScoredTrial(trial.trial_id, leased.group_id, trial.reward, overlong.shaping(tokens), tokens, trial.metrics)
         for leased in groups
         for trial in leased.lease.trials
         if trial.reward is not None
         for tokens in (lengths[trial.trial_id],)
     ]
     batch, dropped = make_batch(rows, scored, estimator, books, count_silent=count_silent, train_silent=train_silent)
-    malformed = {
-        trial.group_id: f"trial {trial.trial_id}: reward: got {trial.reward}, must be within ±{MAX_REWARD:g}"
-        for trial in scored
-        if unusable(trial)
-    }
+    judge = Estimator.GRPO if estimator is None else estimator
+    lacking: tuple[str, ...] | None = None
+    if isinstance(judge, Gdpo) and scored:
+        lacking = tuple(name for name in judge.weights if not any(name in trial.metrics for trial in scored))
+    malformed = {trial.group_id: f"trial {trial.trial_id}: {why}" for trial in scored if (why := fault(trial, judge))}
     scored = [trial for trial in scored if trial.group_id not in malformed]
     values = _values(groups, scored, batch, dropped)
     if estimator is None:  # rewards are looked at by nobody
@@ -98,7 +100,7 @@ def assemble(
     others = own_completions(samples, lambda part: part.policy == terms.policy) if not completions else []
     asked = tuple(sorted({part.model for _, part in others if part.model is not None}))
     values |= _overlong(overlong, scored, books)
-    return AssembledStep(batch, books, values, malformed, bool(completions), asked)
+    return AssembledStep(batch, books, values, malformed, bool(completions), asked, lacking)
 
 
 def _values(

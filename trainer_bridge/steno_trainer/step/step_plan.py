@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from steno_trainer.data.advantages import Estimator, GroupEstimator, ScoredTrial, group_advantages
+from steno_trainer.data.advantages import AnyEstimator, ScoredTrial, group_advantages
 from steno_trainer.data.ledger import Ledger, Reason
 from steno_trainer.data.rows import TrainingRow, drop_groups
 from steno_trainer.data.staleness import StalenessVerdict
@@ -146,7 +146,7 @@ def draw_up(batch: StepBatch, layout: Layout, *, seed: str) -> StepOrders:
 def make_batch(
     rows: Sequence[TrainingRow],
     scored: Sequence[ScoredTrial],
-    estimator: Estimator | GroupEstimator | None,
+    estimator: AnyEstimator | None,
     ledger: Ledger,
     *,
     count_silent: bool = True,
