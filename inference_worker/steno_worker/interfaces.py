@@ -128,8 +128,11 @@ class TokenEngine(Protocol):
         """
         ...
 
-    def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
-        """Closing the iterator cancels. `law.max_tokens` is set and already clamped to the context; `law.stop` is not this
+    def sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""
+    ) -> AsyncIterator[TokenStep]:
+        """Closing the iterator cancels. trial_id: an engine with several caches keeps a trial's turns at one; "": of no trial.
+        `law.max_tokens` is set and already clamped to the context; `law.stop` is not this
         seam's business (`chat/reader.py` matches stop strings); stop ids are the format's and the law's.
 
         Raises: StenoError (BadRequest for what can't be honoured, EngineFailed when the engine dies).

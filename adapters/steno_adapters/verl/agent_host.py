@@ -27,12 +27,13 @@ from steno_adapters.verl.leftovers import end_leftovers, mark_ended, mark_runnin
 from steno_adapters.verl.prompt_groups import PromptGroup, PromptSession
 from steno_adapters.verl.session_rows import SessionRows, training_rows, validation_rows
 from steno_adapters.verl.settings import VerlSettings
-from steno_adapters.verl.tokens import VerlEngine, VerlFormat, VerlTokens
+from steno_adapters.verl.tokens import VerlFormat, VerlTokens
 from steno_rollouts.build import CLIENT_RETRIES, Prepared
 from steno_rollouts.outcome import EndReason, TrialResult
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.play import DEFAULT_TIMEOUT_S, Assignment, ExecutorPlayer, RunnerOptions
 from steno_rollouts.trials.runner import TrialRunner
+from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.config import WorkerSettings
 from steno_worker.main import Worker
 from steno_worker.metrics import WorkerMetrics
@@ -285,7 +286,7 @@ class AgentHost:
             ) from None
 
 
-def _engine(servers: Any, tokenizer: Any, config: Any, name: str, lineage: str) -> tuple[VerlTokens, VerlEngine]:
+def _engine(servers: Any, tokenizer: Any, config: Any, name: str, lineage: str) -> tuple[VerlTokens, ChatEngine]:
     """Reads the model's tokenizer and configuration.
 
     Raises: ConfigError: it has no fast tokenizer, no template, or no configuration that can be read.
@@ -314,4 +315,4 @@ def _engine(servers: Any, tokenizer: Any, config: Any, name: str, lineage: str) 
         tokenizer_digest=chat.digest, stop_ids=chat.stop_ids, distinct=bool(rollout.get("full_determinism", False)),
         seed_name="sampling_seed" if rollout.name == "sglang" else "seed",
     )  # fmt: skip
-    return tokens, VerlEngine(tokens, chat)
+    return tokens, ChatEngine(tokens, chat)

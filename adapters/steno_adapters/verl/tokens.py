@@ -7,9 +7,7 @@ new weights, is asked for again here, so that each part has the step that sample
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,26 +15,14 @@ import msgspec
 
 from steno.contracts.chat import Job, Message, Sampling, Tool
 from steno.contracts.errors import EngineFailed, WeightsRefused
-from steno.contracts.wire.frames import Generate, ModelCard, StreamEvent
+from steno.contracts.wire.frames import ModelCard
 from steno_adapters.verl.checks import check_request
 from steno_adapters.verl.seam import ABORTED, LLMServerClient, attempt
-from steno_worker.chat.chat_engine import ChatEngine
 from steno_worker.chat.hf import HfChatFormat
 from steno_worker.interfaces import StagedUpdate, TokenStep, TokenTally
 
 RESUME_S = 1.0
 """Between an abort and the next attempt: weights are on their way."""
-_trial: contextvars.ContextVar[str] = contextvars.ContextVar("steno_verl_trial")
-
-
-class VerlEngine(ChatEngine):
-    """An `Engine` that knows the trial: verl keeps the requests of one conversation on one server, by a name."""
-
-    async def generate(self, request: Generate) -> AsyncIterator[StreamEvent]:
-        _trial.set(request.trial_id)
-        async with aclosing(super().generate(request)) as events:  # type: ignore[type-var]
-            async for event in events:
-                yield event
 
 
 class VerlFormat(HfChatFormat):
@@ -123,14 +109,16 @@ class VerlTokens:
         """Raises: WeightsRefused."""
         raise WeightsRefused("probe: verl's servers score no prompts", field="probe")
 
-    async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
-        """One step per attempt that sampled something.
+    async def sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""
+    ) -> AsyncIterator[TokenStep]:
+        """One step per attempt that sampled something. verl keeps the requests of one name, here the trial's, on one server.
 
         Raises: as `check_request`; EngineFailed.
         """
         check_request(job, law)
         assert law.max_tokens is not None  # the seam's promise
-        name = request_id if self._distinct else _trial.get(request_id)
+        name = request_id if self._distinct else trial_id or request_id
         said: list[int] = []
         self._running += 1
         try:

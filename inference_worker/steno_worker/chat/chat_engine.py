@@ -149,7 +149,8 @@ class ChatEngine:
                 yield self._delta(request.stream, job, law, TokenStep([], None, card.policy_version), last)
             ids, rest = [*ids, *sampled], law_of_the_rest(law, before, request.attempt)
         if last is None or last.reason is None:
-            steps = self._engine.sample(f"{request.turn_id}-{request.attempt}", ids, rest, job)
+            name = f"{request.turn_id}-{request.attempt}"
+            steps = self._engine.sample(name, ids, rest, job, trial_id=request.trial_id)
             async with _closing(steps):
                 async for step in steps:
                     last = self._read(reader, step, law, card.synthetic)

@@ -69,7 +69,9 @@ class Told:
 
     async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None: ...
 
-    async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
+    async def sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""
+    ) -> AsyncIterator[TokenStep]:
         at = len(prompt_ids) - self._prompt_tokens
         while at < len(self._ids):
             ids = self._ids[at : at + self._steps_of]

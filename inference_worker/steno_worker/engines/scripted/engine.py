@@ -139,7 +139,9 @@ class ScriptedTokens:
     async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
         """Nothing of it is looked at but what the script asks for."""
 
-    async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
+    async def sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""
+    ) -> AsyncIterator[TokenStep]:
         self._running += 1
         try:
             began = asyncio.get_running_loop().time()

@@ -234,7 +234,9 @@ class TransformersEngine:
         if grammar.constrains(job):
             await asyncio.to_thread(self._grammars.matcher, job)
 
-    def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
+    def sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""
+    ) -> AsyncIterator[TokenStep]:
         return self._sample(request_id, prompt_ids, law, job)
 
     async def _sample(

@@ -40,6 +40,7 @@ from steno_worker.engines.vllm.chat_format import VllmFormat, VllmGrammar
 from steno_worker.engines.vllm.load import VllmLoad
 from steno_worker.engines.vllm.params import sampling_params
 from steno_worker.engines.vllm.process import dying_with_this
+from steno_worker.engines.vllm.ranks import CacheRanks
 from steno_worker.engines.vllm.steps import VersionSpans, steps_of
 from steno_worker.engines.vllm.weights import HalfLoaded, VllmWeights, checkpoint_folder, score
 from steno_worker.interfaces import Engine, StagedUpdate, TokenStep, TokenTally
@@ -116,6 +117,10 @@ class VllmTokens:
         self._keeping: set[str] = set()  # the version that is being loaded, if requests keep their cache over it
         self._kept: dict[str, set[str]] = {}  # of each request that runs, the versions that came like this while it did
         self._load = VllmLoad(self._config)
+        parallel = self._config.parallel_config
+        # As vLLM counts the ranks that a request may name.
+        ranks = parallel.data_parallel_size_local if parallel.local_engines_only else parallel.data_parallel_size
+        self._ranks = CacheRanks(ranks, self._config.scheduler_config.max_num_seqs)
         self._death = ""
 
     @property
@@ -249,16 +254,22 @@ class VllmTokens:
         except (VLLMClientError, ValueError, TypeError) as error:
             raise _refused(error) from error
 
-    async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
+    async def sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""
+    ) -> AsyncIterator[TokenStep]:
         llm = self._running()
         self._check_room(prompt_ids)
         grammar = self.format.grammar(job)
+        params = sampling_params(law, job, grammar, self.format.stop_ids)
+        reasoning_ended = self._reasoning_ended(grammar, job, prompt_ids)
+        rank = self._ranks.take(trial_id)
         outputs = llm.generate(
             tokens_input(prompt_ids, cache_salt=self._salt),
-            sampling_params(law, job, grammar, self.format.stop_ids),
+            params,
             request_id,
             lora_request=self._lora_request,
-            reasoning_ended=self._reasoning_ended(grammar, job, prompt_ids),
+            data_parallel_rank=rank,
+            reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=grammar.reasoning_kwargs if grammar else None,
         )
         spans = VersionSpans(llm, request_id)
@@ -284,6 +295,7 @@ class VllmTokens:
                     raise BadRequest(str(error.__cause__)) from error
                 raise EngineFailed(f"the engine gave up on this request: {error.__cause__ or error}") from error
             finally:
+                self._ranks.release(rank)
                 del self._kept[request_id]
                 left = spans.sampled() - taken
                 self.tally.sampled += left

@@ -65,7 +65,9 @@ class Told:
         if self.refuses:
             raise BadRequest("not this")
 
-    async def sample(self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job) -> AsyncIterator[TokenStep]:
+    async def sample(
+        self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""
+    ) -> AsyncIterator[TokenStep]:
         self.prompt, self.law = prompt_ids, law
         try:
             for one in self.steps:

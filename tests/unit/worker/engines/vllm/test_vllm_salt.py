@@ -58,11 +58,15 @@ class Bench:
         monkeypatch.setattr(module, "sampling_params", lambda *_: None)
         monkeypatch.setattr(module, "steps_of", lambda *_, **__: [])
         monkeypatch.setattr(module, "VersionSpans", lambda *_: SimpleNamespace(sampled=lambda: 0))
+        chosen = SimpleNamespace(take=lambda trial_id: None, release=lambda rank: None)
+        monkeypatch.setattr(module, "CacheRanks", lambda *_: chosen)
         monkeypatch.setattr(module, "tokens_input", lambda ids, cache_salt: cache_salt)
         config = SimpleNamespace(
             lora_config=None,
             model_config=SimpleNamespace(max_model_len=100),
             structured_outputs_config=None,
+            parallel_config=SimpleNamespace(data_parallel_size=1, local_engines_only=False),
+            scheduler_config=SimpleNamespace(max_num_seqs=8),
         )
         args = SimpleNamespace(engine=SimpleNamespace(create_engine_config=lambda: config))
         args.checked = lambda: args
