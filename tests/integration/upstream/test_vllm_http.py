@@ -24,10 +24,13 @@ class Upstream:
     def __init__(self, response: Response) -> None:
         self.response = response
         self.keys: list[str] = []
+        self.sessions: list[str | None] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            self.keys.append(Request(scope).headers.get("authorization", ""))
+            headers = Request(scope).headers
+            self.keys.append(headers.get("authorization", ""))
+            self.sessions.append(headers.get("x-session-id"))
             await self.response(scope, receive, send)
 
 
@@ -39,7 +42,7 @@ async def asked(response: Response, *, stream: bool = False) -> list[Any]:
         await server.open()
         try:
             if stream:
-                return [event async for event in server.stream("/v1/completions", {})]
+                return [event async for event in server.stream("/v1/completions", {}, "")]
             return [await server.post("/v1/completions", {})]
         finally:
             await server.close()
@@ -58,6 +61,18 @@ def events(*data: str, whole: bool = True) -> StreamingResponse:
 
 async def test_events_come_up_to_the_last() -> None:
     assert await asked(events('{"a": 1}', '{"b": 2}', "[DONE]"), stream=True) == [{"a": 1}, {"b": 2}]
+
+
+async def test_the_trial_is_said_to_a_router_that_keeps_sessions_at_one_server() -> None:
+    upstream = Upstream(events("[DONE]"))
+    async with serve(upstream, lifespan="off") as port:
+        server = VllmServer(f"http://127.0.0.1:{port}/v1", "", 10.0)
+        await server.open()
+        for trial_id in ("trial-7", ""):
+            upstream.response = events("[DONE]")
+            assert [event async for event in server.stream("/v1/completions", {}, trial_id)] == []
+        await server.close()
+    assert upstream.sessions == ["trial-7", None]
 
 
 async def test_a_prompt_of_a_million_ids_fits_in_an_event() -> None:

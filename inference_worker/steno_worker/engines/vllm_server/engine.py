@@ -138,7 +138,7 @@ class VllmServerEngine(FixedWeights):
             request.stream, prompt.ids, VERSION, is_chat=is_chat, constrained=bent, job=job, grammar=grammar
         )
         body = body_of(job, self._model, prompt.ids, law, format.stop_ids)
-        async with aclosing(self._server.stream(CHAT if is_chat else PROMPT, body)) as events:
+        async with aclosing(self._server.stream(CHAT if is_chat else PROMPT, body, request.trial_id)) as events:
             begun = False
             async for event in events:
                 delta = reader.read(event)

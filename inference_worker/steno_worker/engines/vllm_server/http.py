@@ -17,6 +17,8 @@ from steno.contracts.errors import ConfigError, EngineFailed, StenoError
 from steno_worker.engines.litellm.errors import translate
 
 CONNECT_S = 10.0
+SESSION = "x-session-id"
+"""Header with the trial: a router in front of several servers can keep a conversation at the one that has it in its cache."""
 MAX_LINE_BYTES = 8 * 2**20
 """The first event of a stream repeats the whole prompt's ids: at 1,000,000 tokens some 7 MB."""
 _DATA, _DONE = b"data:", b"[DONE]"
@@ -60,13 +62,14 @@ class VllmServer:
         """Raises: StenoError."""
         return await self._whole("POST", path, body)
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, path: str, body: Mapping[str, Any], trial_id: str) -> AsyncGenerator[dict[str, Any], None]:
         """Events of a streamed answer, without the last `[DONE]`. Closing it closes the connection, which cancels in the server.
 
+        Args: trial_id: said in `SESSION`; "": of no trial.
         Raises: StenoError: also for an error event, and for a stream that ends without `[DONE]`.
         """
         try:
-            async with self._request("POST", path, body) as answer:
+            async with self._request("POST", path, body, {SESSION: trial_id} if trial_id else {}) as answer:
                 await self._check(answer)
                 async for line in answer.content:
                     if not line.startswith(_DATA):
@@ -90,11 +93,13 @@ class VllmServer:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._unreachable(error) from error
 
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None = None
+    ) -> Any:
         if self._session is None:
             raise EngineFailed("the engine is not started")
         data = None if body is None else msgspec.json.encode(body)
-        headers = {"content-type": "application/json"} if body is not None else {}
+        headers = {**(headers or {}), **({"content-type": "application/json"} if body is not None else {})}
         return self._session.request(method, self._root + path, data=data, headers=headers, allow_redirects=False)
 
     async def _check(self, answer: aiohttp.ClientResponse) -> None:

@@ -33,7 +33,7 @@ class Server:
         text = body["prompt"]
         return {"tokens": [ord(letter) for letter in (text[0] + text[2:] if text[0] == " " else text)]}
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, path: str, body: dict[str, Any], trial_id: str) -> AsyncIterator[dict[str, Any]]:
         self.sampled.append(body)
         for event in ():
             yield event
