@@ -14,7 +14,7 @@ from steno_rollouts.outcome import CommandOutcome
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import environment
-from steno_rollouts.trials.reward import read_reward
+from steno_rollouts.trials.reward import written_reward
 
 
 class CannotStart(StenoError):
@@ -83,7 +83,7 @@ class Executor(Protocol):
 
         Args: played: it has had a turn, or ran to its end. Raises: RewardError.
         """
-        return await asyncio.to_thread(read_reward, job.workdir) if played else None
+        return await asyncio.to_thread(written_reward, job.workdir) if played else None
 
     async def clear(self, folder: Path) -> None:
         """End what rollouts that were killed have left running of the trial with this folder. Idempotent."""

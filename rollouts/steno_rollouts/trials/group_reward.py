@@ -26,7 +26,7 @@ GROUP_INPUTS = "task task_folder group_id trials".split()
 class TrialOfGroup:
     """A trial, as the function sees it. reward: what its own reward function, file or verifier said; None: nothing. metrics,
     end_reason: as recorded (`completed`, `timeout`, `exit_code`, `limit:max_turns`); `completed` where a command failed and
-    there was a reward of its own, or a reward function or file that said nothing sound."""
+    there was a reward of its own, or its reward function failed, or its reward file is malformed."""
 
     trial_id: str
     transcript: Transcript

@@ -17,7 +17,7 @@ from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials import workdir
 from steno_rollouts.trials.command import fill
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
-from steno_rollouts.trials.reward import FinishedTrial, RewardFunction
+from steno_rollouts.trials.reward import BadRewardFile, FinishedTrial, RewardFunction
 from steno_rollouts.trials.transcript import Transcript, read_transcript
 
 T = TypeVar("T")
@@ -158,6 +158,15 @@ class ExecutorPlayer(Player):
         try:
             verdict = await self._verdict(assignment, job, ended, played)
         except RewardError as error:
+            if (
+                isinstance(error, BadRewardFile)
+                and failed is not None
+                and failed.reason is EndReason.TIMEOUT
+                and played
+            ):
+                punished = self._options.timeout_reward  # a bad file is no way around what stalling costs
+                if punished is not None:
+                    return replace(failed, reward=punished, detail=f"{failed.detail}; {error.message}")
             return CommandOutcome(EndReason.REWARD_ERROR, detail=error.message)
         if failed is None:
             return verdict or CommandOutcome(EndReason.NO_REWARD, detail="no reward.json and no reward.txt")
@@ -166,7 +175,9 @@ class ExecutorPlayer(Player):
                 reward = self._options.timeout_reward if played else None
                 return replace(failed, reward=reward, metrics=verdict.metrics if verdict else {})
             return replace(verdict, reason=EndReason.TIMEOUT, detail=failed.detail)
-        return verdict or failed
+        if verdict is None or verdict.reward is None:
+            return replace(failed, metrics=verdict.metrics if verdict else {})
+        return verdict
 
     async def _has_turns(self, trial_id: str) -> bool:
         """A turn that was cut off with the command is recorded a moment later."""

@@ -95,8 +95,20 @@ class RewardFunction(UserFunction):
         return await self._said(scored.inputs(), scored.trial_id, lambda answer: read_answer(answer, self.where))
 
 
+class BadRewardFile(RewardError):
+    """A reward file that the trial wrote, and that is none."""
+
+
+def written_reward(workdir: Path) -> CommandOutcome | None:
+    """`read_reward` of a file that the trial, and so its agent, may have written. Raises: BadRewardFile."""
+    try:
+        return read_reward(workdir)
+    except RewardError as error:
+        raise BadRewardFile(error.message) from error
+
+
 def read_reward(workdir: Path) -> CommandOutcome | None:
-    """What the trial wrote; None: nothing. Raises: RewardError saying what is wrong with the file."""
+    """What the files of a folder say; None: nothing. Raises: RewardError saying what is wrong with the file."""
     text = _read(workdir / REWARD_JSON)
     if text is not None:
         try:

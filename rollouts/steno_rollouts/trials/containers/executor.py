@@ -46,7 +46,7 @@ from steno_rollouts.trials.containers.launcher import Launcher
 from steno_rollouts.trials.containers.sandbox import TEST_SCRIPT, Sandbox
 from steno_rollouts.trials.executor import CannotStart, Executor, Exit, TrialJob
 from steno_rollouts.trials.local import GRACE_S
-from steno_rollouts.trials.reward import read_reward
+from steno_rollouts.trials.reward import read_reward, written_reward
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class ContainerExecutor(Executor):
             return None
         sandbox, image = await self._where(job)
         if sandbox.tests is None:
-            return await asyncio.to_thread(read_reward, job.workdir)
+            return await asyncio.to_thread(written_reward, job.workdir)
         folder = job.folder / "verifier"
         try:
             await asyncio.to_thread(self._lay_out, folder, sandbox.tests)

@@ -149,6 +149,8 @@ async def outcome(
         ({"turns": 1, "reward": "silent"}, None),
         ({"turns": 1, "reward": "silent", "timeout_reward": -1.0}, -1.0),
         ({"turns": 1, "reward_txt": "0.25", "timeout_reward": -1.0}, 0.25),
+        ({"turns": 1, "reward_txt": "no number", "timeout_reward": -1.0}, -1.0),
+        ({"turns": 0, "reward_txt": "no number", "timeout_reward": -1.0}, None),
         ({"turns": 0, "reward_txt": "0.25"}, None),
         ({"turns": 0, "reward_txt": "no number"}, None),
     ],
@@ -199,6 +201,20 @@ async def test_a_trial_that_ends_in_its_first_turn_is_scored_though_that_is_reco
     proxy, options = Proxy(turns=1, late=True), options_of(tmp_path, timeout_reward=-1.0)
     await proxy.ran(ExecutorPlayer(proxy.client, Stalls({}, ended), options, scores), options)
     assert (proxy.posted[0].reward, proxy.posted[0].status) == (reward, "completed")
+
+
+@pytest.mark.parametrize("files", [{"reward.json": '{"reward": null, "half": 1}'}, {}])
+@pytest.mark.parametrize("function", ["silent", None])
+async def test_a_command_that_failed_and_that_nothing_scores_is_aborted(
+    tmp_path: Path, function: str | None, files: dict[str, str]
+) -> None:
+    (tmp_path / "score.py").write_text(REWARDS)
+    scores = RewardFunction(f"{tmp_path / 'score.py'}:{function}") if function else None
+    proxy, options = Proxy(turns=1), options_of(tmp_path)
+    await proxy.ran(ExecutorPlayer(proxy.client, Stalls(files, Exit(3)), options, scores), options)
+    posted = proxy.posted[0]
+    assert (posted.reward, posted.end_reason, posted.status) == (None, "exit_code", "aborted")
+    assert posted.metrics.get("half") == (1.0 if files and not function else None)
 
 
 async def test_a_function_that_fails_leaves_it_unscored(tmp_path: Path) -> None:
