@@ -25,8 +25,9 @@ from steno_rollouts.calls.posts import told_to_stop
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-RETRIES = 8
-"""Of a call once the rollouts are told to stop, or one that waiting may not mend; with growing pauses, half a minute."""
+STOPPING_S = 36.0
+"""How long a call is repeated once the rollouts are told to stop, or where waiting may not mend it: eight pauses. Not a number of
+attempts: where packets vanish, each of them takes as long."""
 AWAY = (Unreachable, StoreUnavailable, TooManyRequests)
 """Of the retryable errors, those that end once somebody is back, or has time."""
 PAUSE_S = 8.0
@@ -63,14 +64,13 @@ class PatientSteno(AsyncSteno):
             try:
                 answer = await super()._send(request)
             except StenoError as error:
-                failed += 1
+                failed, lasted_s = failed + 1, self._clock() - began
                 if isinstance(error, StoreFull) or not error.retryable or not repeatable(request):
                     raise
-                if failed > RETRIES and (told_to_stop() or not isinstance(error, AWAY)):
+                bounded = told_to_stop() or not isinstance(error, AWAY)
+                if lasted_s >= (min(STOPPING_S, self._patience_s) if bounded else self._patience_s):
                     raise
-                if self._clock() - began >= self._patience_s:
-                    raise
-                self._say(error, self._clock() - began)
+                self._say(error, lasted_s)
                 await self._sleep(min((error.retry_after_s or 1.0) * failed, PAUSE_S))
                 continue
             if self._said_at is not None and failed:

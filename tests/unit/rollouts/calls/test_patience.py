@@ -105,11 +105,27 @@ async def test_rollouts_that_are_told_to_stop_ask_for_half_a_minute_more() -> No
     assert 30.0 < proxy.now < 40.0
 
 
+async def test_where_packets_vanish_that_is_half_a_minute_too_and_not_as_many_attempts() -> None:
+    def silence() -> httpx.Response:
+        proxy.now += 30.0
+        raise httpx.ReadTimeout("")
+
+    proxy = Away(float("inf"), silence)
+
+    async def post() -> None:
+        await proxy.client.complete("g.0", Completion(reward=1.0))
+
+    with pytest.raises(Unreachable):
+        await to_its_end(post(), stopping=True)
+    assert len(proxy.asked) == 2 and proxy.now < 65.0
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
         (refused(503, "archive_unreadable", "g.jsonl: no such file"), ArchiveUnreadable),
         (lambda: httpx.Response(200, text="<html>"), ProtocolError),
+        (between(404), ProtocolError),
     ],
 )
 async def test_what_waiting_may_not_mend_is_tried_for_half_a_minute(
