@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 RENEWED = 3
 """How often a claim is renewed within the time that it lasts."""
-GROUPS_AT_ONCE = 8
+GROUPS_AT_ONCE = 32
 """Groups whose claims are renewed together: one after the other, hundreds of them may take longer than a claim lasts."""
 
 
@@ -82,8 +82,10 @@ class Claims:
             await asyncio.wait({keeping})
 
     async def _keep(self, lost: Callable[[str], None]) -> None:
+        lasted = 0.0
         while True:
-            await asyncio.sleep(self._ttl_s / RENEWED)
+            await asyncio.sleep(max(0.0, self._ttl_s / RENEWED - lasted))
+            began = asyncio.get_running_loop().time()
             groups: dict[str, list[str]] = {}
             for trial_id, group_id in self._held.items():
                 groups.setdefault(group_id, []).append(trial_id)
@@ -91,6 +93,7 @@ class Claims:
             for start in range(0, len(held), GROUPS_AT_ONCE):
                 some = held[start : start + GROUPS_AT_ONCE]
                 await asyncio.gather(*(self._renew(group_id, trial_ids, lost) for group_id, trial_ids in some))
+            lasted = asyncio.get_running_loop().time() - began
 
     async def _renew(self, group_id: str, trial_ids: list[str], lost: Callable[[str], None]) -> None:
         request = ClaimRequest(launcher=self._launcher.name, trial_ids=trial_ids, ttl_s=self._ttl_s)
