@@ -43,6 +43,8 @@ from steno_rollouts.trials.runner import TrialRunner
 
 log = logging.getLogger(__name__)
 
+EXTENDED_AT_ONCE = 16
+"""Leases."""
 CLOSE_S = 30.0
 """For trials that run to be ended when the collector is closed."""
 
@@ -347,21 +349,39 @@ class Collector:
             raise refused
 
     def _keep(self) -> None:
-        """Hold what is leased, in a thread of its own, until it is acknowledged or released."""
+        """Hold what is leased, in a thread of its own, until it is acknowledged or released. Several at a time: one after the
+        other, hundreds may take longer than a lease lasts."""
         while not self._closing.wait(self._ttl_s / 4):
             with self._lock:
                 held = list(self._held)
-            for lease_id in held:
-                try:
-                    self._client.extend(lease_id, self._ttl_s)
-                except StenoError as error:
-                    if error.retryable:
-                        continue
-                    with self._lock:
-                        # Whoever is just telling the proxy something of it hears this himself, or has acknowledged it.
-                        lost = None if lease_id in self._telling else self._held.pop(lease_id, None)
-                    if lost is not None:
-                        log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)
+            left = iter(held)
+            extending = [
+                threading.Thread(target=self._extend, args=(left,), daemon=True)
+                for _ in range(min(EXTENDED_AT_ONCE, len(held)))
+            ]
+            for thread in extending:
+                thread.start()
+            for thread in extending:
+                thread.join()
+
+    def _extend(self, lease_ids: Iterator[str]) -> None:
+        """Args: lease_ids: shared by the threads that do this; a list's iterator gives each to one of them."""
+        for lease_id in lease_ids:
+            if self._closing.is_set():
+                return
+            try:
+                self._client.extend(lease_id, self._ttl_s)
+            except RuntimeError:  # the client has been closed meanwhile
+                if not self._closing.is_set():
+                    raise
+            except StenoError as error:
+                if error.retryable:
+                    continue
+                with self._lock:
+                    # Whoever is just telling the proxy something of it hears this himself, or has acknowledged it.
+                    lost = None if lease_id in self._telling else self._held.pop(lease_id, None)
+                if lost is not None:
+                    log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)
 
 
 def _prepared(settings: RolloutSettings, run: str, key: str | None) -> Prepared:

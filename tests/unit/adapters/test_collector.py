@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from steno.contracts.errors import ConfigError, Conflict, Unreachable
 from steno.contracts.rest import SampleList, UnreadableTurn
 from steno_adapters import AgentCall, Collector
 from steno_adapters.collected_group import CollectedGroup, read_group
+from steno_adapters.collector import EXTENDED_AT_ONCE
 from steno_adapters.function_agents import FunctionAgents
 from steno_rollouts.build import ADMIN_KEY, NO_KEYS, UNCONFINED, Prepared
 from steno_rollouts.config import RolloutSettings
@@ -273,6 +275,24 @@ def test_a_lease_that_is_lost_keeps_no_other_from_being_told(name: str, monkeypa
             call(groups)
         assert [line.split()[1] for line in told] == ["lease-c"]
         assert list(collector._held) == ["lease-c"] * (name == "used")
+
+
+def test_leases_are_extended_together_since_each_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 held groups, at 0.1 s each, would take longer than a lease lasts."""
+    with Collector(NOWHERE, "many", lease_ttl_s=0.2) as collector:
+        together, extended, all_of_them = threading.Barrier(EXTENDED_AT_ONCE), Counter[str](), threading.Event()
+
+        def extend(lease_id: str, ttl_s: float) -> None:
+            together.wait(60)
+            extended[lease_id] += 1
+            if len(extended) == 2 * EXTENDED_AT_ONCE:
+                all_of_them.set()
+
+        monkeypatch.setattr(collector._client, "extend", extend)
+        monkeypatch.setattr(collector._client, "release", lambda lease_id: None)
+        with collector._lock:
+            _leased(collector, *map(str, range(2 * EXTENDED_AT_ONCE)))
+        assert all_of_them.wait(60)
 
 
 def test_a_lease_that_is_extended_while_it_is_acknowledged_is_not_said_to_be_lost(
