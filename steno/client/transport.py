@@ -30,8 +30,9 @@ LONGEST_S = 1e9
 """Sockets take no timeout of ten times as many seconds, nor `inf`."""
 MSGPACK = "application/msgpack"
 _BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
-_BETWEEN = frozenset({408, 502, 503, 504, *range(520, 525)})
-"""What load balancers answer where the proxy has not. Steno's own of these come in its envelope."""
+_BETWEEN = frozenset({404, 408, 409, 410, 502, 503, 504, *range(520, 525)})
+"""What load balancers answer where the proxy has not: 404 to whatever they are asked, while they have lost sight of it. Those of
+Steno come in its envelope, and mean a record."""
 _NAMED = 20
 
 
@@ -240,6 +241,8 @@ def check(response: httpx.Response) -> None:
     try:
         envelope = msgspec.json.decode(response.content)["error"]
         code, message, field = str(envelope["code"]), str(envelope["message"]), envelope.get("field")
+        if code.isdigit():
+            raise ValueError("other servers number their errors")
     except (ValueError, KeyError, TypeError):  # not Steno's: a load balancer's page
         code, message, field = "", f"HTTP {response.status_code} {response.reason_phrase}".rstrip(), None
         if response.status_code in _BETWEEN:

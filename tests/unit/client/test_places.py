@@ -14,7 +14,7 @@ import pytest
 
 from steno.client import client as module
 from steno.client.client import AT_ONCE, AsyncClient, Client
-from steno.contracts.errors import NotFound
+from steno.contracts.errors import Unreachable
 
 
 def asked(handle: Any, retries: int = 0) -> AsyncClient:
@@ -49,7 +49,7 @@ async def test_short_calls_wait_for_a_place_and_those_that_may_wait_take_none() 
             await asyncio.gather(*short)
         assert (most, held) == (AT_ONCE, len(waiting)) and not any(each.done() for each in waiting)
         over.set()
-        assert {type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)} == {NotFound}
+        assert {type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)} == {Unreachable}
 
 
 async def test_a_cancelled_call_gives_its_place_back() -> None:
@@ -118,4 +118,4 @@ def test_threads_of_one_client_do_not_wait_for_each_other() -> None:
     ):
         threading.Thread(target=serve, args=(listener, held), daemon=True).start()
         calls = [pool.submit(client.delete, f"t{number}") for number in range(threads)]
-        assert {type(each.exception()) for each in calls} <= {NotFound, type(None)}
+        assert {type(each.exception()) for each in calls} <= {Unreachable, type(None)}

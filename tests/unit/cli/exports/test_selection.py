@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from steno.client import client as client_module
 from steno.client.client import Client
-from steno.contracts.errors import ConfigError, Conflict, Gone, NotFound
+from steno.contracts.errors import ConfigError, Conflict, Gone, NotFound, StenoError, Unreachable
 from steno.contracts.records import Group
 from steno.contracts.runs.leases import GroupPlace
 from steno_cli.commands import sessions as command
@@ -234,16 +234,19 @@ def test_an_export_goes_on_where_a_proxy_was_away_for_a_moment(tmp_path: Path, m
     assert "/sessions" in failed and "/sessions/lesson.0" in failed
 
 
-def test_a_404_of_what_stands_before_the_proxy_is_no_deleted_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "answer", [NotFound("Not Found (request 1)"), Unreachable("no answer from the proxy: HTTP 404 Not Found")]
+)
+def test_a_404_of_another_port_or_of_what_stands_before_the_proxy_is_no_deleted_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: StenoError
 ) -> None:
     def rows(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
-        raise NotFound("HTTP 404 Not Found (request 1)")
+        raise answer
         yield
 
     monkeypatch.setattr(export, "_rows", rows)
     to = tmp_path / "out.jsonl"
     to.write_text("before")
-    with pytest.raises(NotFound):
+    with pytest.raises(type(answer)):
         export_sessions(FakeProxy().client(), ["a"], to, left_out=Counter[str]())
     assert to.read_text() == "before"

@@ -58,7 +58,8 @@ def between(status: int) -> Callable[[], httpx.Response]:
 
 
 @pytest.mark.parametrize(
-    "answer", [unreachable, between(502), between(503), refused(503, "store_unavailable", "the store is away")]
+    "answer",
+    [unreachable, between(404), between(502), between(503), refused(503, "store_unavailable", "the store is away")],
 )
 async def test_a_trials_end_is_posted_once_the_proxy_is_back_and_it_is_said_each_minute(
     answer: Callable[[], httpx.Response], caplog: pytest.LogCaptureFixture
@@ -125,7 +126,6 @@ async def test_where_packets_vanish_that_is_half_a_minute_too_and_not_as_many_at
     [
         (refused(503, "archive_unreadable", "g.jsonl: no such file"), ArchiveUnreadable),
         (lambda: httpx.Response(200, text="<html>"), ProtocolError),
-        (between(404), ProtocolError),
     ],
 )
 async def test_what_waiting_may_not_mend_is_tried_for_half_a_minute(
