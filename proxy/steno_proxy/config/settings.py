@@ -74,7 +74,8 @@ class ProxySettings(Settings):
 
     keys_dir: Path | None = Field(
         None,
-        description="folder for generated keys: keys that are not set are made at the first start, shown once, and kept here",
+        description="folder for generated keys: an admin key, a worker key and a trial secret that are not set are made at the "
+        "first start and kept here; the two keys are shown once",
     )
 
     # -- where it remembers
