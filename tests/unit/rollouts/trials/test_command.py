@@ -76,7 +76,7 @@ def test_the_names_of_an_agents_parts_are_set_as_the_page_on_training_says() -> 
     task = Task("t", {})
     given = variables(task, {"PATH": "/usr/bin:/bin", "CLAUDE_CODE_SUBAGENT_MODEL": "main"})
     *command, agent = fill(shlex.split(line.partition(" -- ")[2]), task, given)
-    assert agent == "./run-agent.sh"
+    assert agent == "$PWD/run-agent.sh", "only the first word of a command is looked for where it was said"
     seen = subprocess.run([*command, "env"], env=given, capture_output=True, text=True, check=True).stdout.splitlines()
     assert {"ANTHROPIC_MODEL=main", "CLAUDE_CODE_SUBAGENT_MODEL=explorer", "ANTHROPIC_BASE_URL=http://p/t"} <= {*seen}
 
