@@ -32,6 +32,8 @@ POLL_S = 20.0
 """How long one request waits for groups: short of what load balancers cut."""
 SAY_AGAIN_S = 300.0
 """Between two words of waiting for groups."""
+EXTENDED_AT_ONCE = 16
+"""Leases: one after the other, hundreds may take longer than one lasts."""
 READERS = 8
 """Sessions that are read at the same time."""
 GIVE_BACK_S = 5.0
@@ -303,8 +305,9 @@ class LeaseFeed:
         """Extend what is held, in time."""
         while True:
             await asyncio.sleep(self._ttl_s / 3)
-            for group_id, lease in list(self._held.items()):
-                await self._extend(group_id, lease)
+            held = list(self._held.items())
+            for start in range(0, len(held), EXTENDED_AT_ONCE):
+                await asyncio.gather(*(self._extend(*one) for one in held[start : start + EXTENDED_AT_ONCE]))
 
     async def _extend(self, group_id: str, lease: Lease) -> None:
         try:
