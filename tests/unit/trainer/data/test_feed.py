@@ -12,7 +12,7 @@ from steno.contracts.records import Timings, TokenSpan, Turn
 from steno.contracts.rest import UnreadableTurn
 from steno.contracts.runs.leases import MOST_LEASES, Lease, LeaseRequest
 from steno_trainer.data import lease_feed as feed_module
-from steno_trainer.data.lease_feed import LeaseFeed
+from steno_trainer.data.lease_feed import EXTENDED_AT_ONCE, LeaseFeed
 from steno_trainer.data.ledger import Reason
 from tests.support.waiting import until
 from tests.unit.trainer.leasing import FakeProxy, lease
@@ -37,6 +37,18 @@ async def test_a_step_of_more_groups_than_one_request_may_lease_takes_several() 
         async with asyncio.timeout(20):
             assert len(await feed.take(MOST_LEASES + 4)) == MOST_LEASES + 4
     assert max(len(found) for found in proxy.granted.values()) == MOST_LEASES, "what the contract allows"
+
+
+async def test_leases_are_extended_together_since_each_takes_its_time() -> None:
+    """600 held groups, at 1 s each, would take as long as a lease lasts."""
+    proxy = FakeProxy(hold={"extend": asyncio.Event()})
+    feed = feed_of(proxy, ttl_s=0.03)
+    feed._held.update({f"g{i}": lease(f"g{i}", f"g{i}.0") for i in range(EXTENDED_AT_ONCE + 1)})
+    keeping = asyncio.create_task(feed._keep())
+    await until(lambda: proxy.calls["extend"] == EXTENDED_AT_ONCE)
+    proxy.hold.pop("extend").set()
+    await until(lambda: len(set(proxy.extended)) == EXTENDED_AT_ONCE + 1)
+    keeping.cancel()
 
 
 async def test_what_is_held_at_the_end_is_given_back_and_what_was_acknowledged_is_not() -> None:
