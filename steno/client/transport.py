@@ -247,6 +247,8 @@ def check(response: httpx.Response) -> None:
         code, message, field = "", f"HTTP {response.status_code} {response.reason_phrase}".rstrip(), None
         if response.status_code in _BETWEEN:
             code, message = Unreachable.code, f"no answer from the proxy: {message}"
+            if response.status_code == NotFound.status:
+                message += " (not in Steno's words: is this the URL of a proxy?)"
     kind = BY_CODE.get(code) or _BY_STATUS.get(response.status_code, StenoError)
     error = kind(message + (f" (request {request_id})" if request_id else ""), field=field)
     after = response.headers.get("retry-after", "")

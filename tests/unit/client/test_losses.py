@@ -73,11 +73,18 @@ def test_an_answer_that_is_no_utf_8_is_none_of_stenos(kind: str) -> None:
         Client("http://proxy", transport=httpx.MockTransport(lambda request: answer)).session("t")
 
 
-@pytest.mark.parametrize("said", ["502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout"])
-def test_a_gateways_own_page_is_no_answer_of_the_proxy(said: str) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "502 Bad Gateway", "503 Service Unavailable", "504 Gateway Timeout",
+        r"404 Not Found \(not in Steno's words: is this the URL of a proxy\?\)",
+    ],
+)  # fmt: skip
+def test_a_gateways_own_page_is_no_answer_of_the_proxy(said: str, pauses: list[float]) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(int(said[:3]), text="<html>"))
     with pytest.raises(Unreachable, match=f"no answer from the proxy: HTTP {said}"):
         Client("http://proxy", transport=transport).session("t")
+    assert len(pauses) > 1
 
 
 def test_another_status_that_says_nothing_is_not_tried_again(pauses: list[float]) -> None:
