@@ -167,7 +167,10 @@ def test_a_signature_names_parameters_and_the_class_that_comes_back() -> None:
     filters = inspect.signature(Steno.sessions)
     assert {"status", "group_id", "limit"} < set(filters.parameters) and "cursor" not in filters.parameters
     assert filters.return_annotation == Iterator[Session]
-    assert "register(self, trial_id: str | None" in pydoc.render_doc(Steno, renderer=pydoc.plaintext)
+    told = re.sub(
+        r"\n \| *", " ", pydoc.render_doc(Steno, renderer=pydoc.plaintext)
+    )  # Python 3.13 writes a parameter a line
+    assert re.search(r"register\( ?self, trial_id: str \| None", told)
 
 
 def test_a_method_of_ones_own_stays() -> None:
