@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +30,11 @@ from steno.contracts.json_limits import whole_text
 from steno_worker.chat.interfaces import Renderer
 
 _JOIN = "\n\n"
-_DEEPER = 200
-"""How much deeper in its calls vLLM may be where it reads the same text: Python's bound is on both together."""
+MOST_LEVELS = 750
+"""Of a call's arguments, where vLLM reads them: Python 3.11 ends at a thousand with what it is called in, later ones go deeper,
+and a server's may be another one than ours."""
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
+"""Those of JSON, and its strings, which may have more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +108,26 @@ def readable_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _readable(arguments: str) -> str:
+    if _levels(arguments) > MOST_LEVELS:
+        return "{}"
     try:
-        json.loads("[" * _DEEPER + arguments + "]" * _DEEPER)
+        json.loads(arguments)
     except json.JSONDecodeError:
         return arguments
     except (ValueError, RecursionError):
         return "{}"
     return arguments
+
+
+def _levels(text: str) -> int:
+    """How deep JSON is, whether it is whole or not."""
+    if text.count("[") + text.count("{") <= MOST_LEVELS:
+        return 0
+    level = most = 0
+    for found in _BRACKETS.finditer(text):
+        level += (found[0] in "[{") - (found[0] in "]}")
+        most = max(most, level)
+    return most
 
 
 def short_call_id(call_id: str) -> str:

@@ -78,6 +78,9 @@ async def test_a_template_that_writes_the_date_is_the_same_tomorrow() -> None:
     assert await digest_of(Server()) == await digest_of(Server(date="28 Nov 2026, ok?"))
 
 
+FLAT = '{"a": ' + "[" * 700 + "]" * 700 + ', "b": "\\"' + "[{" * 1000 + '"}'
+
+
 async def test_what_continuing_depends_on_makes_another_digest() -> None:
     same = await digest_of(Server())
     assert same != await digest_of(Server(closer="<eot>"))
@@ -88,6 +91,8 @@ async def test_what_continuing_depends_on_makes_another_digest() -> None:
     ("arguments", "sent"),
     [
         ('{"a": ' + "[" * 1200, "{}"),
+        ('{"a": ' + "[" * 750 + "]" * 750 + "}", "{}"),
+        (FLAT, FLAT),
         ('{"n": ' + "1" * 5000 + "}", "{}"),
         ('{"a": [', '{"a": ['),
         ('{"a": [1]}', '{"a": [1]}'),
