@@ -125,9 +125,11 @@ def group_advantages(trials: Iterable[ScoredTrial], estimator: AnyEstimator) -> 
             raise BadBatch(f"trial {trial.trial_id}: more than one reward in a batch")
         seen.add(trial.trial_id)
         groups[trial.group_id].append(trial)
+    for members in groups.values():
+        members.sort(key=lambda member: member.trial_id)
     dropped = {name: why for name, members in groups.items() if (why := why_silent(members, estimator)) is not None}
     values = {
-        name: _values(sorted(members, key=lambda member: member.trial_id), estimator)
+        name: _values(members, estimator)
         for name, members in groups.items()
         if dropped.get(name) is not Reason.MALFORMED
     }
@@ -136,7 +138,6 @@ def group_advantages(trials: Iterable[ScoredTrial], estimator: AnyEstimator) -> 
     by_trial: dict[str, float] = {}
     for name, members in groups.items():
         if name not in dropped:
-            members = sorted(members, key=lambda member: member.trial_id)
             found = _advantages(members, values[name], batch_std, estimator)
             by_trial.update(zip((member.trial_id for member in members), found, strict=True))
     return Advantages(by_trial, dropped)
