@@ -22,8 +22,8 @@ class RewardError(StenoError):
 
 
 class EndReason(StrEnum):
-    """Why a trial ended, as its session's `end_reason` says it. The session is `completed` for the first three, and for any
-    that has a reward; else `aborted`.
+    """Why a launcher ended a trial, as its session's `end_reason`. The proxy's own reasons (`limit:…`, `replay_diverged`) are
+    not here. The session is `completed` for the first three, and for any that has a reward; else `aborted`.
 
     A completed trial without a reward is unscored: accounted for, never trained, and still open to a reward that is posted later.
     """
@@ -41,7 +41,7 @@ class EndReason(StrEnum):
 
     @property
     def early(self) -> bool:
-        """Whether a trial without a turn that ended so failed before its first turn: nothing is known of the policy by it."""
+        """Whether a trial without a turn, ended so, failed before its first turn: that says nothing of the policy."""
         return self in (EndReason.EXIT_CODE, EndReason.START_FAILED, EndReason.DEADLINE, EndReason.INTERRUPTED)
 
     @property
@@ -96,7 +96,7 @@ class TrialResult:
 
     @property
     def failed(self) -> bool:
-        """Nothing to train or to count came of it, though it was wanted."""
+        """It has no reward, and was not a spare."""
         return self.reward is None and self.end_reason != EndReason.SPARE
 
     @property

@@ -31,8 +31,8 @@ def load_function(where: str, field: str) -> Callable[..., Any]:
 
 
 def load_with_text(where: str, field: str, *, once: bool) -> tuple[Callable[..., Any], bytes]:
-    """Import the file and find the function; the file's folder is importable from then on. With the text that was imported: the
-    file may be another one by then.
+    """Import the file and find the function; the file's folder is importable from then on. Returns also
+    the bytes that were imported, since the file may change.
 
     Args: where: `FILE.py:function`. field: the setting that says so; errors begin with it. once: a file that was imported so, and
         has the same text still, is not imported again.
@@ -60,7 +60,7 @@ def load_with_text(where: str, field: str, *, once: bool) -> tuple[Callable[...,
             sys.modules[spec.name] = module  # dataclasses look their module up there
             if str(path.parent.resolve()) not in sys.path:
                 sys.path.append(str(path.parent.resolve()))
-            # Of this text: what Python has compiled before is told from it by size and second alone.
+            # Compile these bytes: Python's .pyc cache tells files apart by size and second only.
             exec(compile(text, str(path), "exec"), module.__dict__)
     except Exception as error:
         raise refused(f"{path} can't be imported: {type(error).__name__}: {error}") from error

@@ -14,7 +14,7 @@
     │   └── ReplayDiverged           410     no      a forked trial asked something else than its origin; ends the session
     ├── BodyTimeout                  408     no      a body that took too long to come
     ├── BodyTooLarge                 413     no      body over the configured bound
-    ├── BudgetSpent                  403     no      the trial's own limit; ends the session
+    ├── BudgetSpent                  403     no      the trial's own limit; ends the session unless its turns still run
     ├── TooManyRequests              429     later   a rate, or a full queue
     ├── NoWorker                     503     later   nothing can serve this now
     ├── WorkerLost                   503     later   the worker went away and did not come back in time

@@ -254,7 +254,7 @@ class TurnAnnotation(BaseModel):
 
 
 class Turn(BaseModel):
-    """One completion. Immutable once committed, except `delivered`.
+    """One completion. Once it has ended, only `delivered`, `retry_of`, `superseded_by` and `annotation` may change.
 
     new_prompt_ids: prompt ids after those of the parent's prompt and completion (all of them when parent_id is None).
     messages: new messages of the request (after those the parent covers); `reply` is the parsed assistant message, with

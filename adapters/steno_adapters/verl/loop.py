@@ -54,11 +54,11 @@ class RemoteAgentLoop(seam.AgentLoopBase):
         """
         check_session(kwargs.keys())
         uid = str(_plain(kwargs["uid"]))
-        group, index = _groups.come(uid)  # before anything is waited for
+        group, index = _groups.come(uid)  # before the first await
         host: AgentHost | None = None
         played: PlayedSession | None = None
         try:
-            await asyncio.sleep(0)  # so that its siblings come, though an answer below may be there already
+            await asyncio.sleep(0)  # so that sibling sessions begin too, even if no await below suspends
             host = await host_here(self._config, self._file, self._servers, self._tokenizer)
             validate = await seam.is_validation(uid)
             step = _plain(kwargs.get("global_steps"))

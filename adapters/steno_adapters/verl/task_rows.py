@@ -1,4 +1,4 @@
-"""Tasks as rows for verl's data set: what it batches and shows; who runs the agents reads the tasks themselves. No verl."""
+"""Tasks as rows of verl's data set, which it batches and shows; the agent host reads the tasks themselves. Imports no verl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steno.contracts.errors import ConfigError
 from steno_rollouts.tasks.task import Task
 
 SHOWN = ("instruction", "prompt", "question", "problem_statement")
-"""Fields of a task, the first of which that is text is its prompt."""
+"""Fields that may hold a task's prompt: the first text that is not empty is taken."""
 
 
 def task_row(task: Task, index: int, *, agent_name: str, data_source: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def task_row(task: Task, index: int, *, agent_name: str, data_source: str) -> di
 
 
 def write_parquet(tasks: Iterable[Task], file: Path, *, agent_name: str, data_source: str) -> int:
-    """Needs pyarrow. The file is there once it is whole; of a link, what it leads to is written.
+    """Needs pyarrow. Written beside the file, then moved into its place; of a link, its target is replaced.
 
     Returns: rows. Raises: ConfigError: a task without a prompt; a file that can't be written; a folder, a device or a FIFO.
     """

@@ -16,7 +16,7 @@ from steno.contracts.chat import CONTINUES, OPEN_END, Job, Message, Tool, ToolCa
 from steno.contracts.errors import BadRequest
 
 END_OF_PROMPT = frozenset({OPEN_END, CONTINUES})
-"""Template options that are said to the renderer itself, and that agents may set all the same."""
+"""Options of the template that are arguments of its call, and that agents may set nevertheless."""
 
 
 def check_template_options(options: Iterable[str], apply_template: Callable[..., Any]) -> None:
@@ -53,7 +53,7 @@ class Decoder(Protocol):
 
 
 class Renderer(Protocol):
-    """What continuing a conversation takes of a chat format (`prompt.py`, `extend.py`)."""
+    """The part of a chat format that continuing a conversation needs (`prompt.py`, `extend.py`)."""
 
     stop_ids: frozenset[int]
     """Engine stop ids: a completion that ends in one keeps it."""
@@ -76,7 +76,7 @@ class ChatFormat(Renderer, Protocol):
     vocab_size: int
     """Ids are below this; a prompt given as ids is checked against it."""
     special_ids: frozenset[int]
-    """Ids of tokens that are no text of anybody's: ends, headers, marks of calls."""
+    """Ids of structural tokens: ends, headers, marks of calls."""
 
     @property
     def digest(self) -> str:

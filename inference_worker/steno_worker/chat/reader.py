@@ -2,8 +2,8 @@
 
 A text that reaches a stop string ends there; the ids up to and including the token that completed it are on record, later ones
 of the same step are not, and nobody was given them. `parallel_tool_calls: false` without a grammar stops the same way, after the
-token that closes the first call, with `Finish.stop` = "parallel_tool_calls". Parsers of vLLM's do not say when a call is closed:
-there it is the token by which they see a second one, of which nothing is shown.
+token that closes the first call, with `Finish.stop` = "parallel_tool_calls". vLLM's parsers do not say when a call is closed:
+there the turn ends at the token that opens a second call, of which nothing is shown.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CompletionReader:
             if self._one_call and self._parser.closed_calls:  # type: ignore[attr-defined]
                 merge(whole, self._parser.feed(self._matcher.flush() if self._matcher else "", [], final=True))
                 return StepText(step.ids[: index + 1], whole, "stop", ONE_CALL)
-        if step.finish is not None:  # an engine may say that it has ended in a step of its own
+        if step.finish is not None:  # an engine may report its end in a step without ids
             text = self._decoder.feed([], final=True)
             if self._matcher is not None:
                 text, stop = self._matcher.feed(text)

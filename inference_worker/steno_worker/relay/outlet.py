@@ -61,5 +61,5 @@ class ChannelOutlet:
         await self._acknowledged.wait()
 
     def acknowledged(self) -> None:
-        """Something may have been."""
+        """The proxy may have acknowledged more: wakes `room`."""
         self._acknowledged.set()

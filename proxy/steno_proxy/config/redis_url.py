@@ -20,7 +20,7 @@ class RedisUrl(NamedTuple):
     """What a URL names.
 
     url: of a server, as redis-py takes it; "" where there are nodes or Sentinels.
-    nodes: of a cluster, those that are asked which there are. sentinels: these too: hosts and ports.
+    nodes: of a cluster, those that are asked for the others. sentinels: of the primary. Both: (host, port).
     service: the name under which Sentinels watch a primary. options: keyword arguments of a connection to a node or
     to the primary; sentinel_options: of one to a Sentinel.
     """
@@ -54,7 +54,7 @@ def read_redis_url(url: str) -> RedisUrl:
     except (ValueError, ConfigError) as error:
         if _may_show_a_password(url):
             raise _wrong(
-                "got an @ after the first /, ? or #, which a user and a password must have as %2F, %3F and %23"
+                "got an @ after the first /, ? or #: in a user or a password, write these as %2F, %3F and %23"
             ) from None
         raise (error if isinstance(error, ConfigError) else _wrong(str(error))) from None
 
@@ -77,14 +77,14 @@ def address_of(url: str) -> str:
 
 
 def home_of(url: str) -> str:
-    """`address_of`, with this machine's name where another machine has a Redis of its own at that address."""
+    """`address_of`, with this machine's name if the address is local: another machine has a Redis of its own there."""
     address = address_of(url)
     local = address.startswith("/") or "localhost:" in address
     return f"{address} on {socket.gethostname()}" if local else address
 
 
 def _split(url: str) -> SplitResult:
-    """As `urlsplit`, which newer Pythons let refuse several hosts of which one is an IPv6 address in brackets."""
+    """As `urlsplit`, which in newer Pythons refuses several hosts if one is an IPv6 address in brackets."""
     scheme, _, rest = url.partition("#")[0].partition("://")
     rest, _, query = rest.partition("?")
     netloc, slash, path = rest.partition("/")

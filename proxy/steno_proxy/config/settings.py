@@ -172,7 +172,11 @@ class ProxySettings(Settings):
 
     # -- the relay to the workers
     heartbeat_s: float = Field(5.0, gt=0, description="seconds between heartbeats, both ways")
-    silence_s: float = Field(20.0, gt=0, description="seconds without a frame after which a worker's socket is dropped")
+    silence_s: float = Field(
+        20.0,
+        gt=0,
+        description="seconds without a packet until a worker's socket is closed; its turns are lost resume_grace_s later",
+    )
     resume_grace_s: float = Field(
         30.0, ge=0, description="seconds that a worker may be disconnected before its streams are lost"
     )

@@ -2,8 +2,8 @@
 
 A request for such a name means that model and no other: while its workers are away it waits for them. Any other name means the
 default policy (`steno_proxy/workers/routing.py`), since agents name models of their usual provider; it waits likewise where a
-kept name is of that policy. So only workers tell names, never a request; what a worker serves is told again for as long as it
-does.
+kept name is of that policy. Names come from workers, never from requests; a served name that the store lacks is written again at
+each `sync`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class ServedModelNames:
         self._too_many = False  # more are served than can be kept, and the log says so
 
     def __contains__(self, name: str) -> bool:
-        """Until they have been read, any name may be one."""
+        """Whether the name is kept; until the store was read, True for any name but ""."""
         return bool(name) and (self._kept is None or name in self._kept)
 
     def has_default(self) -> bool:
-        """Whether one is of the default policy. Until they have been read, one may be."""
+        """Whether a kept name is of the default policy; True until the store was read."""
         return self._kept is None or DEFAULT_POLICY in self._kept.values()
 
     def hear(self, served: Mapping[str, str]) -> bool:
-        """Workers serve these. Returns: whether there is news in it, and `sync` is to tell the store."""
+        """Workers serve these. Returns: whether `sync` must write: a name or its policy is new, or nothing was read yet."""
         if self._kept is None:
             return True
         news = self._news(served, self._kept)

@@ -1,4 +1,4 @@
-"""LRU cache of open sessions in this process: their conversation trees and their turns in flight.
+"""Open sessions in this process: reads their trees, commits their turns, ends them at their limits. An LRU cache.
 
 A `Recording` is one session's tree, brought up to date from the tail of its index rows at each request, so that any replica can
 serve any turn. It is a cache: bounded in bytes, dropped and rebuilt at will, while the store holds the truth. Recognition

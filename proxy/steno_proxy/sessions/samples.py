@@ -39,8 +39,8 @@ def samples(session: Session, turns: Sequence[Turn]) -> SampleList:
         )
     good, unreadable = sort_out(turns, synthetic="synthetic" in session.marks)
     by_id = {turn.turn_id: turn for turn in good}
-    taught: set[str] = set()
-    items = [_sample(session, path, taught) for path in _paths(good, by_id)]
+    earlier: set[str] = set()
+    items = [_sample(session, path, earlier) for path in _paths(good, by_id)]
     return SampleList(items=items, unreadable=unreadable)
 
 
@@ -65,7 +65,7 @@ def _paths(turns: Sequence[Turn], by_id: dict[str, Turn]) -> list[list[Turn]]:
     return paths
 
 
-def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
+def _sample(session: Session, path: list[Turn], earlier: set[str]) -> Sample:
     tokens: list[bytes] = []
     masks: list[bytes] = []
     logprobs: list[bytes] = []
@@ -77,7 +77,7 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
         n_new, n_sampled = len(new) // 4, len(sampled) // 4
         position += n_new
         tokens += (new, sampled)
-        masks += (bytes(n_new), bytes(n_sampled) if turn.turn_id in taught else _mask(session, turn, n_sampled))
+        masks += (bytes(n_new), bytes(n_sampled) if turn.turn_id in earlier else _mask(session, turn, n_sampled))
         logprobs += (_NAN * n_new, turn.sampling_logprobs or _NAN * n_sampled)
         for span in turn.versions:
             start, end = position + span.start, position + span.end
@@ -92,14 +92,14 @@ def _sample(session: Session, path: list[Turn], taught: set[str]) -> Sample:
                 temperature=law_of(turn).temperature,
                 policy=turn.policy,
                 model=turn.model,
-                shared=turn.turn_id in taught,
+                shared=turn.turn_id in earlier,
                 superseded=turn.superseded_by is not None,
                 mixed_kv=turn.mixed_kv,
                 finish_reason=turn.finish_reason,
                 partial=turn.partial,
             )
         )
-        taught.add(turn.turn_id)
+        earlier.add(turn.turn_id)
         position += n_sampled
     return Sample(
         trial_id=session.trial_id,

@@ -1,5 +1,4 @@
-"""uvicorn's WebSocket protocol, with a bound on what a socket may send before anybody knows whose it is, and after that where it
-is an agent's.
+"""uvicorn's WebSocket protocol, with bounds on what a socket may send: a worker's until its key is known, an agent's always.
 
 uvicorn keeps a message until it is whole, up to `ws_max_size`: 64 MiB, which workers need and strangers must not have. Until
 `known` is called, this protocol reads the heads of the frames that come (RFC 6455, 5.2) ahead of uvicorn, and passes on no frame
@@ -33,7 +32,7 @@ _CLOSE = 8
 
 
 class UnverifiedSocket(Protocol):
-    """A worker's socket whose key has not been checked yet: it may be a stranger's.
+    """A socket that may send little until `known` (a worker's) or `metered` (an agent's) is called: it may be a stranger's.
 
     Attributes: gone: set when the connection is over, and nothing of it is kept any more.
     """
@@ -49,9 +48,8 @@ class UnverifiedSocket(Protocol):
         ...
 
     def metered(self, room_for: Callable[[int, int, int], bool], most_bytes: int) -> None:
-        """From now on it may send messages of up to `most_bytes`. `room_for` is told as soon as the heads of frames say so:
-        bytes of messages that will come, and bytes and frames of all messages so far. What comes after it said no is dropped.
-        """
+        """From now on it may send messages of up to `most_bytes`. room_for(new_bytes, all_bytes, all_frames) is asked as heads of
+        frames arrive: bytes that they announce, bytes and frames of all messages so far. After False, only a Close is read."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which tasks of a source are taken. Values in, values out, and the same again for the same tasks: a resumed rollout needs that.
+"""Which tasks of a source are taken. Pure: the same tasks give the same selection, which a resumed rollout needs.
 
 A filter is `FIELD=GLOB` or `FIELD!=GLOB`, and `GLOB` alone is one on the task's name. Filters with `=` on one field are
 alternatives; those on different fields, and all with `!=`, must hold together.
@@ -51,7 +51,8 @@ class Filter:
         return cls(field, glob, sign == "!=")
 
     def holds(self, value: Any) -> bool:
-        """Of a field's value; None: there is none. Text as it is, anything else as JSON; a list: of one of its items."""
+        """Whether the filter holds for a field's value; None: there is none. What is no text is compared as JSON; a list matches
+        if one of its items does."""
         values = value if isinstance(value, list) else [value]
         return self.negated != any(fnmatchcase(_text(each), self.glob) for each in values if each is not None)
 

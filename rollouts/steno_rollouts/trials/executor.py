@@ -1,4 +1,4 @@
-"""What runs a trial's command: one small protocol. `local.py` runs processes of this machine, `containers/` containers."""
+"""What runs a trial's command: one small protocol, implemented in `local.py`, `containers/`, `harbor/` and `verifiers/`."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ Cards = Annotated[list[ModelCard], Meta(max_length=256)]
 
 class Hello(msgspec.Struct, tag="hello", array_like=True):
     """Worker to proxy. `boot_id` is new with each start of the process; `received` is the last sequence number that this
-    boot has received from the proxy boot named in `resume` (both empty on a first connection). `max_packet_bytes`: the largest
+    boot has received on the channel named in `resume` (both empty on a first connection). `max_packet_bytes`: the largest
     packet that the worker takes; 0: it does not say."""
 
     protocol_min: int
@@ -79,9 +79,9 @@ class Hello(msgspec.Struct, tag="hello", array_like=True):
 
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True):
-    """Proxy to worker. `resumed`: the channel goes on (the worker resends what is after `received`); otherwise both ends
-    start at sequence 1 and the worker cancels whatever it ran for an earlier boot of this proxy. `peers`: said by no release;
-    it keeps its place in the array."""
+    """Proxy to worker. `boot_id`: of this channel. `resumed`: the channel goes on (the worker resends what is after
+    `received`); otherwise both ends start at sequence 1 and the worker cancels whatever it ran on an earlier channel of this
+    proxy. `peers`: said by no release; it keeps its place in the array."""
 
     protocol: int
     proxy_id: str

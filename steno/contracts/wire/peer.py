@@ -6,7 +6,7 @@ proxy, which outlives the sockets that carry it (`channel.py`). The driver, `ste
 
     tells it about sockets      connected / accept, disconnected, receive(data, now)
     tells it about time         handle_timeout(now) when next_deadline() has come
-    does what it says           writes data_to_send(), closes the socket on Drop, gives up the streams on Lost
+    does what it says           writes data_to_send(), closes the socket on `DropSocket`, gives up the streams on `ChannelLost`
 
 and may call `data_to_send` as seldom as once per turn of its event loop: everything sent by then shares packets.
 
@@ -130,7 +130,7 @@ class Peer(Generic[PacketT]):
         """Queue a frame for delivery, exactly once and in order. Also while there is no socket; after the end it is dropped.
 
         Raises BodyTooLarge when it fits in no packet. Over the retention bound, the channel ends (`next_deadline` is then
-        in the past, and `handle_timeout` says Lost).
+        in the past, and `handle_timeout` says `ChannelLost`).
         """
         if self._state is PeerState.ENDED:
             return

@@ -121,7 +121,7 @@ async def test_what_the_trainer_saw_is_shown_of_its_run_and_in_the_tokens(proxy:
     async with looking(browser, proxy.url) as looker:
         page = looker.page
         await looker.go(f"runs/{run}", "text=Steps: 3, the last is 3")
-        assert "1.5 versions" in await page.text_content("figure.chart:has-text('Staleness')")
+        assert "1.5 steps" in await page.text_content("figure.chart:has-text('Staleness')")
         assert await page.locator("figure.chart:has-text('reward_by/easy')").count() == 1
         assert await page.locator("figure.chart:has-text('trial/m')").count() == 23, (
             "24 names of the user's own at most"

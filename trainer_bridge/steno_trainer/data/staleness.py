@@ -28,7 +28,7 @@ _VERSION = re.compile(r"([^/]+)/(0|[1-9][0-9]*)")
 
 
 class PolicyVersion(NamedTuple):
-    """steps: optimiser steps since the first weights, across lineages."""
+    """step: optimiser steps since the first weights, across lineages."""
 
     lineage: str
     step: int

@@ -1,8 +1,8 @@
 """Which samples begin alike: those that share their first tokens are one trie, in which each token is computed once. Pure.
 
-Samples are brought into an order in which those that begin alike are neighbours; how many tokens each shares with the one before
-it then says everything about the tries: any selection of samples, in this order, computes of each sample what comes after the
-part that it shares with the one before. (It is the array of longest common prefixes: Manber and Myers, "Suffix Arrays", 1993.)
+Samples are brought into an order in which those that begin alike are neighbours. Then one number per sample describes the tries:
+how many tokens it shares with the sample before it. Any selection of samples, in this order, computes of each what comes after
+that shared part. (It is the array of longest common prefixes: Manber and Myers, "Suffix Arrays", 1993.)
 
 Only what comes before a token, ids and positions, decides the model's state at it. So samples of any trials may share tokens,
 sampled ones too; what is trained of a sample, and how, is no part of the trie.
@@ -51,13 +51,13 @@ class Forest:
             last = place
 
     def only(self, chosen: Sequence[int]) -> Forest:
-        """Of the chosen samples, numbered as they stand there."""
+        """The forest of the chosen samples; its sample i is `chosen[i]`."""
         number = {i: n for n, i in enumerate(chosen)}
         found = [(number[i], before) for i, before in self.walk(chosen)]
         return Forest(tuple(i for i, _ in found), tuple(before for _, before in found))
 
     def tries(self) -> list[range]:
-        """Places in the order: of each trie, those of its samples."""
+        """Of each trie, the range of `order` that its samples fill."""
         starts = [place for place, shared in enumerate(self.shared) if shared == 0]
         return [range(a, b) for a, b in pairwise([*starts, len(self.order)])]
 

@@ -42,7 +42,7 @@ BURST_TOKENS = 32
 CACHED_RENDERS = 4096
 _STAND_IN: Message = {"role": "user", "content": "."}
 _request: contextvars.ContextVar[Generate] = contextvars.ContextVar("steno_scripted_request")
-"""The request that `sample` works for: its seam carries the job, and scripts are told the trial as well."""
+"""The request that `sample` serves: scripts are told its trial, and the ids that are already sampled."""
 
 
 class ScriptedSettings(Protocol):
@@ -125,7 +125,7 @@ class ScriptedTokens:
         return None
 
     async def load_weights(self, update: StagedUpdate) -> float:
-        """The version without the weights: what is said from here on bears its name."""
+        """Takes the version's name, not its weights: tokens from here on have it."""
         self._card = msgspec.structs.replace(self._card, policy_version=update.version)
         return 0.0
 
@@ -137,7 +137,7 @@ class ScriptedTokens:
         return False
 
     async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
-        """Nothing of it is looked at but what the script asks for."""
+        """Refuses nothing."""
 
     async def sample(
         self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""

@@ -1,7 +1,7 @@
 """`/ui`: the page that shows what is on record, and how a browser comes to read it.
 
-The page is everybody's; what it shows is not: its person shows the admin key or a viewer key once, and gets a cookie that no
-script sees (`viewer_cookie.py`). The cookie counts for GET alone, so that no page can have a browser write anything.
+Anybody gets the page, not the records: its user gives the admin key or a viewer key once, and gets a cookie that no script
+sees (`viewer_cookie.py`). The cookie counts for GET alone, so that no page can have a browser write anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ViewerState(BaseModel):
 
 @router.get("/ui")
 async def to_page() -> Response:
-    """To the page, whatever stands before the proxy: relative."""
+    """Redirect to the page by a relative path, which keeps the prefix of a reverse proxy."""
     return Response(status_code=307, headers={"location": "ui/", **HEADERS})
 
 

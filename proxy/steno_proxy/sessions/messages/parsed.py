@@ -1,4 +1,4 @@
-"""Whether arguments are what a client's parser makes of those that were sampled, by the schema of the tool in the request.
+"""Whether the arguments in a request are the sampled ones as the client's parser rewrites them, by the schema of the tool.
 
 Clients that parse what a model says (Roo Code, Vercel's AI SDK with zod) send back what they parsed. That differs in:
 
@@ -80,7 +80,8 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 
 
 def _is_closed(schema: Any) -> bool:
-    """Whether a parser takes other keys away: the schema lists some, and lets no others through, nor says of them elsewhere."""
+    """Whether a parser drops other keys: `properties` are listed, `additionalProperties` is absent or false, and no keyword of
+    `_SAYS_MORE` is there."""
     if not _properties(schema) or not _SAYS_MORE.isdisjoint(schema):
         return False
     return schema.get("additionalProperties") in (None, False)

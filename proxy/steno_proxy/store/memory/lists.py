@@ -15,19 +15,19 @@ LOOKED_AT_ONCE = 200
 
 
 class MemoryLists:
-    """Where each session stands."""
+    """Sessions in the order in which they were made: all of them, and by group."""
 
     def __init__(self) -> None:
         self._places: list[ListPosition] = []
         self._group_places: dict[str, list[ListPosition]] = {}
 
     def add(self, place: ListPosition, group_id: str | None) -> None:
-        """A session is there."""
+        """Add a session."""
         for places in self._places_of(group_id):
             insort(places, place)
 
     def remove(self, place: ListPosition, group_id: str | None) -> bool:
-        """A session is gone. Returns: whether it was the last of its group."""
+        """Remove a session. Returns: whether it was the last of its group."""
         for places in self._places_of(group_id):
             del places[bisect_left(places, place)]
         if group_id is None or self._group_places[group_id]:

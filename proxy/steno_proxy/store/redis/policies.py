@@ -79,7 +79,7 @@ class RedisPolicies:
         await self._run("end", [update_key(update_id)], [state, repr(now)])
 
     async def names(self) -> dict[str, str]:
-        # The set says which are kept: proxies of a release before know it alone, and leave the policy of what they retire.
+        # The set decides: older proxies know it alone, and leave the policy of a name that they retire in the hash.
         names, fields = await self._link.ask(("SMEMBERS", MODEL_NAMES), ("HGETALL", MODEL_POLICIES))
         policies = _pairs(fields)
         return {name.decode(): policies.get(name, b"").decode() for name in names}

@@ -72,8 +72,8 @@
     steno:{:waited}              string  1 s                  every write, where replicas are waited for: what WAIT counts
                                                               from. In a cluster steno:{X}:waited, on the slot X of each write
 
-T is a trial id, G a group id, U an update id, R is `:run:` and a run id, percent-encoded (`:run`: of what has
-none). All keys of a trial share one hash tag, hence one cluster slot, so that one script
+T is a trial id, G a group id, U an update id, R is `:run:` and a run id, percent-encoded (`:run`: groups
+without a run). All keys of a trial share one hash tag, hence one cluster slot, so that one script
 can write them. Index, policies and texts of tokens have slots of their own; `:` cannot occur in a trial id, so no trial can name
 their tags.
 """

@@ -233,7 +233,7 @@ export class Steps {
   }
 }
 
-const STEP_LINES = [["reward/mean", "Reward of a step's trials"], ["eval/reward", "Reward of the evaluation"], ["staleness/mean", "Staleness", " versions"], ["policy/entropy", "Entropy"], ["mismatch/kl_k3", "Trainer against sampler (KL)"], ["optimizer/grad_norm", "Gradient norm"], ["length/sample_mean", "Tokens of a sample"]];
+const STEP_LINES = [["reward/mean", "Reward of a step's trials"], ["eval/reward", "Reward of the evaluation"], ["staleness/mean", "Staleness", " steps"], ["policy/entropy", "Entropy"], ["mismatch/kl_k3", "Trainer against sampler (KL)"], ["optimizer/grad_norm", "Gradient norm"], ["length/sample_mean", "Tokens of a sample"]];
 // Names of the user's own: metrics of trials, rewards by a field of the tasks (docs/metrics.md).
 const OWN = ["reward_by/", "trial/", "eval/reward_by/", "eval/trial/"];
 const MOST_OWN = 24;

@@ -1,8 +1,8 @@
 """The link to Redis: one client for a server, a cluster or what Sentinels name; the scripts; a bound on how long anything takes.
 
 Nothing here knows what is stored. Every failure of Redis, of the network or of time becomes `StoreUnavailable`; the next call
-tries again with a fresh connection, so that the store recovers by itself. So does a primary that became a replica, or has fewer
-replicas than are waited for: the next call connects anew, to whatever the address or the Sentinels name by then.
+tries again with a fresh connection, so that the store recovers by itself. The same holds for a primary that became a replica, or
+has fewer replicas than are waited for: the next call connects anew, to whatever the address or the Sentinels name by then.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ SENTINEL_TIMEOUT_S = 1.0  # for each of them; they are asked one after the other
 REPLY_TIMEOUT_S = 2.0  # a server that is alive answers in well under a millisecond; an AOF fsync may stall for a second
 CALL_TIMEOUT_S = 5.0  # one whole call: waiting for a connection, connecting, one retry, the reply
 SAY_AGAIN_S = 10.0  # the same failure is logged so often: while Redis is away every request meets it
-LEAVE_EVERY_S = 1.0  # at most: all who were told the same of one server say so at once
+LEAVE_EVERY_S = 1.0  # connections are given up at most so often: many calls report one failover at once
 
 
 class Script:
-    """A Lua script, run by its digest and sent whole only to a server that does not have it yet. Those that end sessions, and let
-    them go, run on a full Redis too (`allow-oom`): else nothing would ever make room."""
+    """A Lua script, run by its digest and sent whole only to a server that does not have it yet. Those
+    marked `allow-oom` (ends, the archive, accounts of runs, policies) run on a full Redis too: else nothing would make room."""
 
     def __init__(self, name: str) -> None:
         self.source = (SCRIPTS / f"{name}.lua").read_text()
@@ -139,7 +139,7 @@ class RedisLink:
                 await self.client.connection_pool.disconnect(inuse_connections=False)
 
     async def ping(self) -> None:
-        """Raises StoreUnavailable, with what Redis says to those whom it does not serve."""
+        """Raises StoreUnavailable, with Redis' own words if it refuses the connection."""
         try:
             await self.call(self.client.ping())
         except StoreUnavailable as error:
@@ -206,7 +206,7 @@ class RedisLink:
         return LoopTimeout(self._reply_timeout_s) if self._plain else contextlib.nullcontext()
 
     async def _shared(self, commands: Sequence[Command], writes: bool = False) -> list[Any]:
-        """Reads do not wait for replicas behind writes that do; where nobody does, both share their round trips."""
+        """Where writes wait for replicas, reads have round trips of their own; else both share them."""
         waited = writes and self._wait is not None
         batches = self._batches.get(waited)
         if batches is None:

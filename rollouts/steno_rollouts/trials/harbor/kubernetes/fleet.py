@@ -27,7 +27,7 @@ from steno_rollouts.trials.harbor.kubernetes.pods.manifest import LAUNCHER, RUN,
 log = logging.getLogger(__name__)
 
 GONE_S = 120.0
-"""For a pod to be gone that was deleted."""
+"""How long a deleted pod may take to be gone."""
 PAUSE_S = 30.0
 """Longest before a keeper that ended is started again."""
 END_S = 15.0
@@ -41,8 +41,8 @@ class PodsError(StenoError):
 
 
 class Fleet:
-    """Args: python: that has Harbor. run_id: of these rollouts. lease_s: after which others take a launcher for gone that they do
-    not hear of. gone_s: how long a pod is waited for that was deleted."""
+    """Args: python: that has Harbor. run_id: of these rollouts. lease_s: silence after which other launchers take this one for
+    gone. gone_s: how long a deleted pod may take to be gone."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Fleet:
         }
 
     async def begun(self) -> None:
-        """Once, and again after it failed: watch, and end what rollouts have left that were killed on this machine; what others
-        have left is ended once they are not heard of any more, or when their trials are taken over.
+        """Start the keeper, once, and again if that failed; end pods of launchers that were killed on this machine. The keeper
+        ends those of other launchers once they are silent, `clear` those of a claimed trial.
 
         Raises: PodsError: the cluster can't be asked, or refuses.
         """
@@ -91,7 +91,7 @@ class Fleet:
 
     async def clear(self, trial_id: str, *, wait: bool) -> list[str]:
         """End the pods of a trial: those of these rollouts, or with `wait` all, and wait until they are gone: for who has claimed
-        the trial. Returns: those that are not, with `wait`: their node is lost. Raises: PodsError."""
+        the trial. Returns: with `wait`, pods that are not gone after `gone_s`: their node may be lost. Raises: PodsError."""
         await self.begun()
         found = await self._ask("clear", trial=trial_id, wait_s=self._gone_s if wait else None)
         left: list[str] = found["left"]
@@ -187,7 +187,7 @@ class Fleet:
             answer.set_result(said["found"])
 
     def _lost(self) -> None:
-        """It has ended: asked again where it was not these rollouts that ended it."""
+        """The keeper has ended: start it again, unless `close` ended it."""
         if self._closed:
             return
         said = "it said nothing"
