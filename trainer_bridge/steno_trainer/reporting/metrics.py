@@ -35,10 +35,12 @@ class Family(NamedTuple):
 
 FAMILIES: tuple[Family, ...] = (
     Family("trial", "metric", "Mean of a metric of the step's trials, over those that have it"),
-    Family("reward_by", "value", "Mean reward of the trials whose tasks say this in the field `report_by`"),
-    Family("zero_variance_by", "value", "Of their groups, the fraction whose rewards are all equal"),
+    Family("reward_by", "value", "Mean reward of the trials whose tasks have this value of `report_by`"),
+    Family(
+        "zero_variance_by", "value", "Fraction of the groups with this value of `report_by` whose rewards are all equal"
+    ),
     Family("eval/trial", "metric", "Mean of a metric of the evaluation's trials, over those that have it"),
-    Family("eval/reward_by", "value", "Mean reward of the evaluation's tasks that say this in the field `report_by`"),
+    Family("eval/reward_by", "value", "Mean reward of the evaluation's tasks that have this value of `report_by`"),
 )
 
 MEASURES: tuple[Measure, ...] = tuple(
@@ -48,7 +50,7 @@ MEASURES: tuple[Measure, ...] = tuple(
             "reward/mean",
             "Mean reward of the trials of the step's groups, those without variance included: the curve to watch",
         ),
-        ("reward/std", "Standard deviation of those rewards, over all trials"),
+        ("reward/std", "Standard deviation of the rewards of the step's trials"),
         ("reward/min", "Smallest reward of the step"),
         ("reward/max", "Largest reward of the step"),
         (
@@ -67,7 +69,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ),
         ("batch/trials", "Trials with a reward"),
         ("batch/samples", "Samples trained: leaves of conversations"),
-        ("batch/tokens", "Tokens of those samples, prompts included"),
+        ("batch/tokens", "Tokens of the trained samples, prompts included"),
         ("batch/trained_tokens", "Tokens that were trained"),
         ("length/sample_mean", "Mean tokens of a sample"),
         ("length/sample_max", "Tokens of the longest sample"),
@@ -81,7 +83,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("overlong/penalty", "Mean length penalty subtracted from the rewards, over trials"),
         ("loss", "The objective; its absolute size means little, a sudden growth is a fault"),
         ("policy/ratio", "Current against proximal probabilities; 1 with one optimizer step per batch"),
-        ("policy/ratio_max", "The largest such ratio"),
+        ("policy/ratio_max", "Largest ratio of current to proximal probability"),
         ("policy/clip_high_fraction", "Fraction of tokens whose increase was clipped"),
         ("policy/clip_low_fraction", "Fraction of tokens whose decrease was clipped"),
         (
@@ -108,19 +110,19 @@ MEASURES: tuple[Measure, ...] = tuple(
             "Mean log(policy / reference) of what was sampled, in nats: what distillation makes small",
         ),
         ("mismatch/kl", "KL of sampler and trainer, in nats: kernels and staleness together"),
-        ("mismatch/kl_k3", "The same with less noise, never below 0"),
+        ("mismatch/kl_k3", "k3 estimate of mismatch/kl: less noise, never below 0"),
         ("mismatch/ratio", "Mean importance weight against the recorded probabilities; 1 if nothing is wrong"),
-        ("mismatch/ratio_max", "The largest such weight"),
+        ("mismatch/ratio_max", "Largest importance weight against the recorded probabilities"),
         ("mismatch/logprob_difference", "Mean absolute difference to the recorded log-probabilities, in nats"),
         ("mismatch/truncated_fraction", "Tokens whose importance weight was cut"),
         ("mismatch/masked_fraction", "Tokens that were masked for their ratio"),
         ("staleness/mean", "Steps between a sample's oldest version and the weights it trained, mean over samples"),
         (
             "staleness/max",
-            "The largest of these; over the bound only while lost steps are taken again after a crash",
+            "Largest staleness of a trained sample; over the bound only while lost steps are taken again after a crash",
         ),
-        ("staleness/in_flight", "Of the mean, what grew while the rollout ran"),
-        ("staleness/queue", "Of the mean, what grew while the finished group waited"),
+        ("staleness/in_flight", "Part of staleness/mean that grew while the trial ran"),
+        ("staleness/queue", "Part of staleness/mean that grew while the finished group waited"),
         ("time/wait_s", "Seconds that the trainer waited for groups; high: rollouts are too slow"),
         ("time/score_s", "Seconds of the passes without gradients: proximal and reference log-probabilities"),
         ("time/train_s", "Seconds of forward, backward and optimizer"),
@@ -128,19 +130,22 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("time/gather_s", "Seconds that training paused to gather its weights"),
         (
             "time/push_s",
-            "Seconds from there until every worker had served them or was named as failed; overlaps the next step",
+            "Seconds of the push, until every worker served the weights or was named as failed; overlaps the next step",
         ),
         ("time/pause_s", "Longest pause of a worker's generations for the update"),
-        ("throughput/tokens_per_s", "Tokens trained and read by the step, per second of it"),
+        (
+            "throughput/tokens_per_s",
+            "Tokens of the samples of all passes, prompts included, per second of time/train_s",
+        ),
         ("throughput/mfu", "Model FLOPs utilisation of the step, where the GPU's peak is known"),
         ("pack/balance", "Work over the time of the slowest rank at each micro-batch; 1 if no rank ever waits"),
-        ("pack/fill", "Tokens computed over the budget of all micro-batches, dummies included"),
+        ("pack/fill", "Tokens computed, as a fraction of the budget of all micro-batches, empty ones included"),
         ("pack/micro_batches", "Micro-batches of each rank"),
-        ("compute/unique_tokens", "Tokens of the step's samples, those that several begin alike with counted once"),
-        ("compute/repeated_tokens", "Tokens computed again since such samples are in several micro-batches"),
+        ("compute/unique_tokens", "Tokens of the step's samples; a beginning that several share counts once"),
+        ("compute/repeated_tokens", "Tokens of shared beginnings that were computed again, in another micro-batch"),
         ("memory/peak_bytes", "Largest device memory of a rank in the step; resident memory on a CPU"),
-        ("queue/waiting_groups", "Groups leased and not yet taken"),
-        ("queue/in_hand_groups", "Groups of the run that run, are ready or are leased; without those that are used"),
+        ("queue/waiting_groups", "Groups leased and read that no step has taken yet"),
+        ("queue/in_hand_groups", "Groups of the run that are running, ready or leased; without those that are used"),
         (
             "report/unposted",
             "Steps that the proxy did not take to show them, since the trainer started; training goes on",
@@ -148,7 +153,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("eval/reward", "Mean reward of the evaluation, with its own sampling"),
         ("eval/reward_std", "Standard deviation between the tasks' mean rewards"),
         ("eval/trials", "Trials evaluated"),
-        ("eval/unscored", "Of those, trials that ended without a reward; they are in no mean"),
+        ("eval/unscored", "Trials of the evaluation that ended without a reward; they are in no mean"),
         ("eval/completion_tokens", "Tokens sampled for the evaluation"),
     )
 )
