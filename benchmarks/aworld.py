@@ -36,7 +36,7 @@ import httpx
 
 from benchmarks.report import describe_machine
 from benchmarks.targets import CORES, ROOT, Launcher, process_cpu_s
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.rest import GroupTrials
 from steno_rollouts.groups.admission import Admission
 from steno_rollouts.groups.plan import GroupOptions, Planned
@@ -170,7 +170,7 @@ class Bench:
         options = RunnerOptions(("simulated",), self._folder / run, keep="none", inherited={})
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with (
-            AsyncSteno(self._url) as client,
+            AsyncClient(self._url) as client,
             httpx.AsyncClient(timeout=120, limits=limits) as http,
         ):
             simulated: dict[str, Sequence[Turn]] = {}

@@ -33,7 +33,7 @@ import httpx
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.models import TINY
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.weights.files.copies import WeightsCopies
@@ -101,7 +101,7 @@ def measure(kind: str, model: Any, folder: Path, stack: Stack, updates: int) -> 
     source = ModelWeights(model, bucket_bytes=BUCKET_BYTES)
     copies_rate = 1e-6 if push else 1e-3  # a full copy costs the same whatever has changed
     rounds: list[dict[str, float]] = []
-    with Publisher(transport, [AsyncSteno(stack.url)]) as sending:
+    with Publisher(transport, [AsyncClient(stack.url)]) as sending:
         for step in range(updates + bool(push)):
             with torch.no_grad():
                 for parameter in model.parameters():

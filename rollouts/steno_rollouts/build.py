@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import BadRequest, ConfigError, NotFound
 from steno.contracts.records import Limits, SamplingPolicy
-from steno_rollouts.calls.patience import PatientSteno
+from steno_rollouts.calls.patience import PatientClient
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.groups.admission import Admission, InHand
 from steno_rollouts.groups.claims import Claims
@@ -150,7 +150,7 @@ class Prepared:
         confined, warnings = confinement(settings, os.environ)
         return cls(settings, run_id, tasks, reward, confined, tuple(warnings))
 
-    def executor(self, client: AsyncSteno | None = None) -> Executor:
+    def executor(self, client: AsyncClient | None = None) -> Executor:
         """Args: client: by which the proxy is told of steps; not needed to look whether trials can run. Raises: ConfigError."""
         settings = self.settings
         if self.ray is not None:
@@ -184,19 +184,19 @@ class Prepared:
             keep=settings.keeps,
         )
 
-    def player(self, client: AsyncSteno, executor: Executor | None = None) -> Player:
+    def player(self, client: AsyncClient, executor: Executor | None = None) -> Player:
         """Who plays attempts. Args: executor: default: as the settings say."""
         if self.ray is not None and executor is None:
             return RayPlayer(self.ray, self.settings, self.run_id, self.harbor)
         return ExecutorPlayer(client, executor or self.executor(client), self.options(), self.reward)
 
-    def client(self, *, patient: bool = False) -> AsyncSteno:
+    def client(self, *, patient: bool = False) -> AsyncClient:
         """patient: a proxy that is away is waited for as long as it takes (`calls/patience.py`), and room in a full store too."""
         if patient:
-            return PatientSteno(self.settings.proxy, self.settings.key)
-        return AsyncSteno(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
+            return PatientClient(self.settings.proxy, self.settings.key)
+        return AsyncClient(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
 
-    async def say_over(self, client: AsyncSteno) -> None:
+    async def say_over(self, client: AsyncClient) -> None:
         """Every group has ended: a trainer need not wait for more. Not of an evaluation, which it does not wait for."""
         if self.settings.purpose != "train":
             return
@@ -209,7 +209,7 @@ class Prepared:
 
     def rollouts(
         self,
-        client: AsyncSteno,
+        client: AsyncClient,
         *,
         executor: Executor | None = None,
         in_hand: InHand | None = None,
@@ -236,5 +236,5 @@ class Prepared:
         admission = Admission(settings.groups_per_step, settings.max_staleness_steps)
         return Rollouts(
             client, runner, groups, admission=admission, in_hand=in_hand, observers=observers,
-            claims=claims or Claims(client), group_reward=self.group_reward, patient=isinstance(client, PatientSteno),
+            claims=claims or Claims(client), group_reward=self.group_reward, patient=isinstance(client, PatientClient),
         )  # fmt: skip

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import StenoError, StoreFull
 from steno.contracts.rest import Trial
 from steno_rollouts.calls.posts import to_its_end
@@ -50,7 +50,7 @@ class Rollouts:
 
     def __init__(
         self,
-        client: AsyncSteno,
+        client: AsyncClient,
         runner: TrialRunner,
         options: GroupOptions,
         *,

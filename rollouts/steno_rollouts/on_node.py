@@ -127,7 +127,7 @@ class Attempt:
 
     async def play(self, keys: Any) -> Any:
         """The attempt, and what came of it."""
-        from steno_rollouts.calls.patience import AWAY, PatientSteno
+        from steno_rollouts.calls.patience import AWAY, PatientClient
         from steno_rollouts.outcome import CommandOutcome, EndReason
         from steno_rollouts.trials import workdir
         from steno_rollouts.trials.executor import Exit
@@ -139,7 +139,7 @@ class Attempt:
         most = settings.ray_return_kb * 1024
         trial = request.trial.model_copy(update={"api_key": keys.agent})
         assignment = Assignment(trial, prepared.tasks[0], request.round, keys.harness)
-        async with PatientSteno(settings.proxy, keys.harness, patience_s=PATIENCE_S) as client:
+        async with PatientClient(settings.proxy, keys.harness, patience_s=PATIENCE_S) as client:
             options = replace(prepared.options(), inherited=_inherited(os.environ))
             executor = prepared.executor(client)
             if prepared.engine is not None:

@@ -17,7 +17,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 import msgspec
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.chat import Sampling
 from steno.contracts.errors import ConfigError, StenoError, Unreachable
 from steno.contracts.records import Session
@@ -53,7 +53,7 @@ async def check_proxy(prepared: Prepared, say: Callable[[str], None], *, patienc
     """
     settings = prepared.settings
     until, said = time.monotonic() + patience_s, False
-    async with AsyncSteno(settings.proxy, settings.key, timeout_s=PROXY_S, retries=0) as client:
+    async with AsyncClient(settings.proxy, settings.key, timeout_s=PROXY_S, retries=0) as client:
         while True:
             try:
                 return await client.run(prepared.run_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 from pydantic import SecretStr
@@ -59,6 +59,18 @@ from steno.contracts.runs.training_steps import (
     TrainingStepPage,
 )
 from steno.contracts.worker_view import WorkerPage, WorkerView
+
+
+class SessionFilters(TypedDict, total=False):
+    """What `session_page` takes, but for the cursor, which `Client.sessions` keeps itself."""
+
+    status: str | None
+    group_id: str | None
+    since: float | None
+    until: float | None
+    limit: int | None
+    run_id: str | None
+    newest_first: bool
 
 
 class RestCalls:

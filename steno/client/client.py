@@ -22,11 +22,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import lru_cache
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack, get_type_hints
 
 import httpx
 
-from steno.client.calls import RestCalls, session_path
+from steno.client.calls import RestCalls, SessionFilters, session_path
 from steno.client.transport import (
     PATIENT,
     Asynchronous,
@@ -100,7 +100,7 @@ class Client(RestCalls, Blocking):
         """Close its connections: no call after this."""
         self._http.close()
 
-    def sessions(self, **filters: Any) -> Iterator[Session]:
+    def sessions(self, **filters: Unpack[SessionFilters]) -> Iterator[Session]:
         """Returns: all sessions that match, page by page; filters as of `session_page`.
 
         Raises: ArchiveUnreadable, after `retries`: some of them can't be read now. `session_page` gives the others.
@@ -112,7 +112,7 @@ class Client(RestCalls, Blocking):
             if (cursor := page.next_cursor) is None:
                 return
 
-    def _whole_page(self, filters: dict[str, Any], cursor: str | None) -> SessionPage:
+    def _whole_page(self, filters: SessionFilters, cursor: str | None) -> SessionPage:
         for attempt in range(1, self._retries + 2):
             page: SessionPage = self.session_page(**filters, cursor=cursor)
             if (error := not_given(page.unreadable)) is None:
@@ -215,7 +215,7 @@ class AsyncClient(RestCalls, Asynchronous):
         """Close the connections of the event loop that runs: no call in it after this."""
         await self._pool().http.aclose()
 
-    async def sessions(self, **filters: Any) -> AsyncIterator[Session]:
+    async def sessions(self, **filters: Unpack[SessionFilters]) -> AsyncIterator[Session]:
         """As `Client.sessions`."""
         cursor: str | None = None
         while True:
@@ -225,7 +225,7 @@ class AsyncClient(RestCalls, Asynchronous):
             if (cursor := page.next_cursor) is None:
                 return
 
-    async def _whole_page(self, filters: dict[str, Any], cursor: str | None) -> SessionPage:
+    async def _whole_page(self, filters: SessionFilters, cursor: str | None) -> SessionPage:
         for attempt in range(1, self._retries + 2):
             page: SessionPage = await self.session_page(**filters, cursor=cursor)
             if (error := not_given(page.unreadable)) is None:
@@ -363,8 +363,3 @@ for _class in (Client, AsyncClient):
     _itself, *_ = signature(_method).parameters.values()
     _filters = [each for each in RestCalls.__dict__["session_page"].parameters() if each.name != "cursor"]
     show(_method, [_itself, *_filters], get_type_hints(_method)["return"])
-
-Steno = Client
-"""Its name in earlier versions."""
-AsyncSteno = AsyncClient
-"""Its name in earlier versions."""

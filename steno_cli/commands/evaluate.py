@@ -133,7 +133,7 @@ async def _evaluate(settings: EvaluateSettings) -> bool:
 async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
     """Evaluate one checkpoint after the other. Returns: whether any trial has got a reward, or there was no checkpoint left, and
     the proxy that is given has all numbers."""
-    from steno.client.client import AsyncSteno
+    from steno.client.client import AsyncClient
     from steno_cli.evaluation.follow import StepNumbers, next_checkpoint
     from steno_cli.evaluation.serving import Died
     from steno_rollouts.build import Prepared
@@ -151,7 +151,7 @@ async def _follow(settings: EvaluateSettings, folder: Path) -> bool:
         proxy = None
         if _names_proxy(settings) or settings.origin("proxy") == PROXY:
             key = settings.key.get_secret_value() if settings.key is not None else None
-            proxy = await stack.enter_async_context(AsyncSteno(settings.proxy, key))
+            proxy = await stack.enter_async_context(AsyncClient(settings.proxy, key))
             if key is not None and _are_unconfined(settings):
                 say(f"warning: trials can read the admin key of {settings.proxy}: confine them (--confine)")
         numbers = StepNumbers(folder, settings.results, proxy, say)

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.records import SamplingPolicy
 from steno.contracts.rest import Completion, GroupSpec, Trial
 from steno.models import TINY
@@ -71,7 +71,7 @@ async def demo(console: Console, *, trials: int = 3, keep: bool = False, port: i
     port = free_port(port)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="steno-demo-") as folder, cancelled_by_signals():
-        async with AsyncSteno(url) as client, contextlib.AsyncExitStack() as stack:
+        async with AsyncClient(url) as client, contextlib.AsyncExitStack() as stack:
             with _progress(console) as progress:
                 step = progress.add_task("starting the proxy", total=1)
                 proxy = await start(stack, Path(folder), "proxy", "--port", str(port))
@@ -97,7 +97,7 @@ async def demo(console: Console, *, trials: int = 3, keep: bool = False, port: i
             return solved == trials
 
 
-async def _report(console: Console, client: AsyncSteno, url: str, runs: list[AgentRun], keep: bool) -> None:
+async def _report(console: Console, client: AsyncClient, url: str, runs: list[AgentRun], keep: bool) -> None:
     """Post the rewards, then print: what went wrong, one session, and where the others are."""
     for run in runs:
         outcome = Completion(reward=float(run.solved), end_reason="agent_exit")

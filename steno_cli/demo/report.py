@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import StenoError
 from steno.contracts.records import Turn, bytes_to_floats, bytes_to_ids
 from steno_cli.demo.processes import READY_S
@@ -28,7 +28,7 @@ TOKEN_COLUMNS = 2
 
 
 async def show_record(
-    console: Console, client: AsyncSteno, trial_id: str, agent_lines: Sequence[str], tokenizer_file: Path
+    console: Console, client: AsyncClient, trial_id: str, agent_lines: Sequence[str], tokenizer_file: Path
 ) -> None:
     """The session as the agent saw it, then as it is on record: turns, tokens with log-probabilities, the sample."""
     session = await client.session(trial_id)

@@ -23,7 +23,7 @@ import openai
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import SamplingPolicy
 from steno.contracts.runs.leases import RunView
@@ -146,7 +146,7 @@ async def demo_train(
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="steno-demo-") as name, cancelled_by_signals():
         folder = Path(name)
-        async with AsyncSteno(url, retries=8) as client, contextlib.AsyncExitStack() as stack:
+        async with AsyncClient(url, retries=8) as client, contextlib.AsyncExitStack() as stack:
             agents = stack.enter_context(Agents(IN_FLIGHT))
             with _progress(console) as progress:
                 task = progress.add_task("starting the proxy and the worker", total=None)
@@ -227,7 +227,7 @@ def check_settings(more: Mapping[str, Any]) -> None:
 
 
 async def _train(
-    progress: Progress, client: AsyncSteno, agents: Agents, folder: Path, url: str, steps: int, seed: int,
+    progress: Progress, client: AsyncClient, agents: Agents, folder: Path, url: str, steps: int, seed: int,
     children: tuple[DemoProcess, ...], more: Mapping[str, Any],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Agents run until the trainer has taken its steps. Returns: its numbers, a dict a step."""
@@ -270,7 +270,7 @@ async def _train(
 class _Evaluation:
     """The same worlds, before and after: groups that are never trained."""
 
-    def __init__(self, client: AsyncSteno, agents: Agents, folder: Path, seed: int) -> None:
+    def __init__(self, client: AsyncClient, agents: Agents, folder: Path, seed: int) -> None:
         self._runner = _runner(client, agents, folder / "evaluation")
         self._client, self._seed = client, seed
 
@@ -286,7 +286,7 @@ class _Evaluation:
         return sum(rewards) / len(rewards)
 
 
-def _runner(client: AsyncSteno, agents: Agents, folder: Path) -> TrialRunner:
+def _runner(client: AsyncClient, agents: Agents, folder: Path) -> TrialRunner:
     options = RunnerOptions(("toy-agent",), folder, timeout_s=120.0, keep="none", inherited={})
     return TrialRunner(client, ExecutorPlayer(client, agents, options), options)
 
@@ -297,7 +297,7 @@ def _worlds(prefix: str, round_name: str = "0") -> Iterator[Planned]:
         yield Planned(Task(world, {"task_id": world, "world": world}), round_name)
 
 
-async def _until_served(client: AsyncSteno, *children: DemoProcess) -> None:
+async def _until_served(client: AsyncClient, *children: DemoProcess) -> None:
     while not any(worker.models for worker in await client.workers()):
         for child in children:
             child.check()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.runs.training_steps import TrainingStep
 from steno_cli.demo.processes import start
@@ -106,7 +106,7 @@ class StepNumbers:
 
     done: versions that were evaluated."""
 
-    def __init__(self, folder: Path, results: Path | None, proxy: AsyncSteno | None, say: Say) -> None:
+    def __init__(self, folder: Path, results: Path | None, proxy: AsyncClient | None, say: Say) -> None:
         """Args: folder: of the checkpoints. results: a folder. Raises: ConfigError: its file is not one of these."""
         self._folder, self._proxy, self._say = folder, proxy, say
         self._file: Path | None = None
@@ -166,7 +166,7 @@ class StepNumbers:
                 return
             self._unposted.pop(0)
 
-    async def _post_one(self, proxy: AsyncSteno, step: TrainingStep) -> None:
+    async def _post_one(self, proxy: AsyncClient, step: TrainingStep) -> None:
         """Beside what the trainer posted of it, unless a later start of the run has taken this step anew."""
         found = (await proxy.step_page(self._run(), start=step.step, limit=1)).items
         before = next((one for one in found if one.step == step.step), None)

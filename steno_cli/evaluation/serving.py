@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.config.extras import missing
 from steno_cli.demo.processes import DemoFailed, DemoProcess, start, until_healthy
 from steno_cli.terminal.output import console, require_modules
@@ -50,7 +50,7 @@ async def served(
         more = ["--", *engine_args] if engine_args else []
         worker = await start(stack, folder, "worker", *words, *more, STENO_WORKER_KEY=worker_key)
         await until_healthy(url, proxy)
-        async with AsyncSteno(url, admin) as client:
+        async with AsyncClient(url, admin) as client:
             await _until_served(client, proxy, worker)  # a large model takes minutes
             key = await client.run_key(run_id)
             assert key is not None, "the proxy has an admin key"
@@ -61,7 +61,7 @@ async def served(
                 raise Died(error.message) from None
 
 
-async def _until_served(client: AsyncSteno, proxy: DemoProcess, worker: DemoProcess) -> None:
+async def _until_served(client: AsyncClient, proxy: DemoProcess, worker: DemoProcess) -> None:
     """A worker that has lost its connection comes back; one whose engine has died ends. Raises: DemoFailed: one of them has."""
     while True:
         proxy.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.client.transport import LONGEST_S
 from steno.config.keys import ShownKey
 from steno.config.settings import PROXY_HELP, ProxyUrl, Settings, SettingsConfigDict, admin_key_here, proxy_here
@@ -30,10 +30,10 @@ def client_settings(proxy: str | None, key: str | None, key_file: str | None) ->
     return ClientSettings.load({"proxy": proxy, "key": key, "key_file": key_file}, None)
 
 
-def connect(proxy: str | None, key: str | None, key_file: str | None, *, retries: int = 0) -> Steno:
+def connect(proxy: str | None, key: str | None, key_file: str | None, *, retries: int = 0) -> Client:
     """A client by flags, environment `STENO_CLIENT_*` and defaults. Someone at a terminal is told at once what fails.
 
     Raises: ConfigError.
     """
     settings = client_settings(proxy, key, key_file)
-    return Steno(settings.proxy, settings.key, timeout_s=settings.timeout_s, retries=retries)
+    return Client(settings.proxy, settings.key, timeout_s=settings.timeout_s, retries=retries)

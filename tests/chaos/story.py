@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Gone, NotFound, StenoError
 from steno.contracts.policy import UpdateSpec
 from steno.contracts.records import Turn
@@ -83,7 +83,7 @@ class Story:
         self._run_id = name
         self.verdict = Verdict(schedule.seed)
         self._trials: list[Trial] = []
-        self._clients: list[AsyncSteno] = []
+        self._clients: list[AsyncClient] = []
         self._calls = 0
 
     async def play(self) -> None:
@@ -121,8 +121,8 @@ class Story:
 
     # -- what happens
 
-    def _client(self, replica: int, epoch: int | None = None) -> AsyncSteno:
-        return AsyncSteno(self._deployment.direct(replica), retries=0, timeout_s=8.0, epoch=epoch)
+    def _client(self, replica: int, epoch: int | None = None) -> AsyncClient:
+        return AsyncClient(self._deployment.direct(replica), retries=0, timeout_s=8.0, epoch=epoch)
 
     async def _register(self) -> dict[str, bool]:
         """Group -> whether it has a deadline."""
@@ -327,7 +327,7 @@ class Story:
             await asyncio.sleep(0.2)
 
     async def _clients_of(self, number: int) -> list[WorkerView]:
-        async with AsyncSteno(self._deployment.direct(number)) as client:
+        async with AsyncClient(self._deployment.direct(number)) as client:
             return await client.workers()
 
     def _read_logs(self) -> None:

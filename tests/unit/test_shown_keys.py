@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.client.transport import as_error
 from steno.config.settings import Settings, admin_key_here
 from steno.contracts.errors import ConfigError
@@ -52,7 +52,7 @@ def authorization(key: Any) -> str | None:
         seen.append(request.headers.get("authorization"))
         return httpx.Response(200, json={"items": []})
 
-    with Steno("http://proxy", key, transport=httpx.MockTransport(handler)) as client:
+    with Client("http://proxy", key, transport=httpx.MockTransport(handler)) as client:
         client.models()
     return seen[0]
 
@@ -82,7 +82,7 @@ def test_a_key_that_no_header_can_have_is_refused_by_name_and_not_quoted(
     assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_client_shows_the_first_line_and_refuses_what_is_not_ascii_without_quoting_it(
     kind: Callable[..., Any],
 ) -> None:

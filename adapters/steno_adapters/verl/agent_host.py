@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from transformers import AutoConfig, GenerationConfig
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import BadRequest, ConfigError, StenoError
 from steno.contracts.records import Limits
 from steno.contracts.rest import Completion, GroupTrials
@@ -82,7 +82,7 @@ class AgentHost:
     ) -> None:
         self._rollout = config.actor_rollout_ref.rollout
         self._config, self._settings, self._facts = config, settings, facts
-        self._client = AsyncSteno(facts.proxy, facts.key, retries=CLIENT_RETRIES)
+        self._client = AsyncClient(facts.proxy, facts.key, retries=CLIENT_RETRIES)
         self._limits = Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens)
         self._slots = asyncio.Semaphore(settings.in_flight)
         self._prepared = {False: prepared, True: evaluated}

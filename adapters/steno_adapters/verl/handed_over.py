@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, Forbidden, NotFound, StenoError, Unauthorized
 from steno.contracts.runs.leases import Lease, LeaseRequest
 from steno_adapters.verl.prompt_groups import VERL
@@ -30,7 +30,7 @@ class HandedOver:
 
     def __init__(
         self,
-        client: AsyncSteno,
+        client: AsyncClient,
         run: str,
         lineage: str,
         unfinished: Callable[[Collection[str]], Awaitable[set[str]]],

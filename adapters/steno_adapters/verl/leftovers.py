@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import StenoError
 from steno.contracts.rest import Completion
 from steno_rollouts.outcome import EndReason
@@ -54,7 +54,7 @@ def mark_ended(folder: Path, trial_id: str) -> None:
 
 
 async def end_leftovers(
-    work_dir: Path, executor: Executor, client: AsyncSteno, keep: Literal["failed", "all", "none"]
+    work_dir: Path, executor: Executor, client: AsyncClient, keep: Literal["failed", "all", "none"]
 ) -> None:
     """Args: keep: as in `RolloutSettings`; a trial whose worker was killed has failed. Idempotent; several processes may do it at
     once."""

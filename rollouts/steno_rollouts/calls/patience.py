@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.client.transport import ClientRequest, repeatable
 from steno.contracts.errors import StenoError, StoreFull, StoreUnavailable, TooManyRequests, Unreachable
 from steno_rollouts.calls.posts import told_to_stop
@@ -37,8 +37,8 @@ SAID_AFTER_S = 5.0
 SAID_EVERY_S = 60.0
 
 
-class PatientSteno(AsyncSteno):
-    """An `AsyncSteno` whose calls are repeated while the proxy or its store is away, and for half a minute where the same may
+class PatientClient(AsyncClient):
+    """An `AsyncClient` whose calls are repeated while the proxy or its store is away, and for half a minute where the same may
     succeed later for another reason."""
 
     def __init__(

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import BadRequest, Gone, NotFound, StenoError
 from steno.contracts.rest import Trial
 from steno.contracts.runs.claims import CLAIM_S, Claim, ClaimRequest
@@ -38,7 +38,7 @@ class Taken(NamedTuple):
 class Claims:
     """Claims of one launcher. Args: ttl_s: how long one lasts unless it is renewed."""
 
-    def __init__(self, client: AsyncSteno, launcher: Launcher | None = None, ttl_s: float = CLAIM_S) -> None:
+    def __init__(self, client: AsyncClient, launcher: Launcher | None = None, ttl_s: float = CLAIM_S) -> None:
         self._client = client
         self._launcher = launcher or Launcher.here()
         self._ttl_s = ttl_s

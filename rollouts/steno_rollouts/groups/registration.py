@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, Forbidden, NotFound
 from steno.contracts.rest import GroupTrials
 from steno_rollouts.calls.posts import Stop, posted
@@ -14,7 +14,7 @@ from steno_rollouts.groups.plan import GroupOptions, Planned
 class Registration:
     """Of one call of `Rollouts.run`."""
 
-    def __init__(self, client: AsyncSteno, options: GroupOptions) -> None:
+    def __init__(self, client: AsyncClient, options: GroupOptions) -> None:
         self._client = client
         self._options = options
         self._unanswered: list[tuple[Planned, asyncio.Task[GroupTrials]]] = []

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, GroupTrials, Trial
@@ -64,7 +64,7 @@ class GroupScores:
     """
 
     def __init__(
-        self, client: AsyncSteno, function: GroupRewardFunction | None, claims: Claims | None, report: Report
+        self, client: AsyncClient, function: GroupRewardFunction | None, claims: Claims | None, report: Report
     ) -> None:
         self._client = client
         self._function = function

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, Gone, NotFound
 from steno.contracts.records import Session
 from steno.contracts.rest import GroupTrials
@@ -44,7 +44,7 @@ class TrialPool:
 
     def __init__(
         self,
-        client: AsyncSteno,
+        client: AsyncClient,
         runner: TrialRunner,
         options: GroupOptions,
         first: FirstTurns,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import Session
 from steno_rollouts.outcome import OWN_REWARD, CommandOutcome, RewardError
@@ -35,7 +35,7 @@ class TrialOfGroup:
     end_reason: str
 
     @classmethod
-    async def read(cls, client: AsyncSteno, session: Session, *, recorded: bool = False) -> TrialOfGroup:
+    async def read(cls, client: AsyncClient, session: Session, *, recorded: bool = False) -> TrialOfGroup:
         """Args: recorded: the trial was not scored together with its group: its reward is its own. Raises: StenoError."""
         metrics = dict(session.metrics)
         own = metrics.pop(OWN_REWARD, session.reward if recorded else None)

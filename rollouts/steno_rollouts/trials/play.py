@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Gone, NotFound, StenoError
 from steno.contracts.rest import Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, RewardError, TrialResult, recorded_result
@@ -111,7 +111,7 @@ class ExecutorPlayer(Player):
     """Here, by an `Executor`. Args: reward: None: what the executor says counts."""
 
     def __init__(
-        self, client: AsyncSteno, executor: Executor, options: RunnerOptions, reward: RewardFunction | None = None
+        self, client: AsyncClient, executor: Executor, options: RunnerOptions, reward: RewardFunction | None = None
     ) -> None:
         self._client = client
         self._executor = executor

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
@@ -67,7 +67,7 @@ class TrialRunner:
 
     def __init__(
         self,
-        client: AsyncSteno,
+        client: AsyncClient,
         player: Player,
         options: RunnerOptions,
         clock: Callable[[], float] = time.monotonic,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.records import Session, Turn
 
 
@@ -37,6 +37,6 @@ class RecordedTranscript:
         return str(self.turns[-1].reply.get("content") or "") if self.turns else ""
 
 
-async def read_transcript(client: AsyncSteno, session: Session) -> Transcript:
+async def read_transcript(client: AsyncClient, session: Session) -> Transcript:
     """As patient as the client is: the time that a reward function has does not run meanwhile. Raises: StenoError."""
     return RecordedTranscript(session, [turn async for turn in client.turns(session.trial_id)])

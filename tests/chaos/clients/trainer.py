@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, StenoError, Superseded
 from steno.contracts.runs.leases import Lease, LeaseRequest
 
@@ -43,7 +43,7 @@ class Trainer:
     """
 
     def __init__(
-        self, clients: Sequence[AsyncSteno], run_id: str, plan: tuple[str, ...], taken: Taken | None = None, *,
+        self, clients: Sequence[AsyncClient], run_id: str, plan: tuple[str, ...], taken: Taken | None = None, *,
         name: str = "chaos", epoch: int | None = None,
     ) -> None:  # fmt: skip
         self.taken = taken or Taken()
@@ -114,7 +114,7 @@ class Trainer:
         if self._epoch == 1 and over is not None and asked_at > over:
             self.taken.wrong.append(f"I4: the trainer of epoch 1 {what}, though another one had the run by then")
 
-    def _client(self) -> AsyncSteno:
+    def _client(self) -> AsyncClient:
         self._calls += 1
         return self._clients[self._calls % len(self._clients)]
 
@@ -123,7 +123,7 @@ class Trainers:
     """All of a run. Args: open_client: one of a replica, by its number and an epoch. second: as in `schedule.Schedule`."""
 
     def __init__(
-        self, open_client: Callable[[int, int | None], AsyncSteno], replicas: int, run_id: str, plan: tuple[str, ...],
+        self, open_client: Callable[[int, int | None], AsyncClient], replicas: int, run_id: str, plan: tuple[str, ...],
         second: str, second_at_s: float,
     ) -> None:  # fmt: skip
         self.taken = Taken()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from steno import Session
-from steno.client.client import Steno
+from steno.client.client import Client
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, until_served
 from tests.support.programs.processes import until
 from tests.support.programs.stack import ROOT, Stack, running
@@ -74,7 +74,7 @@ def evaluate(stack: Stack, folder: Path, *options: str, code: int = 0) -> str:
 def test_samples_are_trials_epochs_are_groups_and_scores_are_rewards(stack: Stack, tmp_path: Path) -> None:
     options = ("--epochs", "2", "--no-fail-on-error", "-M", "run=notes", "-M", "purpose=train", "-M", "score=includes")
     said = evaluate(stack, tmp_path, *options)
-    with Steno(stack.url, ADMIN) as client:
+    with Client(stack.url, ADMIN) as client:
         found = [session for session in client.sessions() if session.run_id == "notes"]
         ends: dict[str, list[tuple[str, float | None, str]]] = {}
         for session in found:
@@ -101,7 +101,7 @@ def test_samples_are_trials_epochs_are_groups_and_scores_are_rewards(stack: Stac
 
 def test_a_score_that_was_not_chosen_is_no_reward_and_evaluations_are_not_trained(stack: Stack, tmp_path: Path) -> None:
     evaluate(stack, tmp_path, "--sample-id", "found", "-M", "run=undecided")
-    with Steno(stack.url, ADMIN) as client:
+    with Client(stack.url, ADMIN) as client:
         (session,) = [each for each in client.sessions() if each.run_id == "undecided"]
         assert (session.status, session.reward) == ("completed", None)
         assert session.end_reason == "no_reward: no score chosen (-M score=NAME); there are includes, match"
@@ -113,7 +113,7 @@ def test_a_score_that_was_not_chosen_is_no_reward_and_evaluations_are_not_traine
 def test_an_eval_that_an_error_ends_leaves_no_trial_open(stack: Stack, tmp_path: Path) -> None:
     """Inspect begins no more samples then, and says no end of the task: a trainer would wait for the others."""
     said = evaluate(stack, tmp_path, "--sample-id", "burned", "--epochs", "4", "--max-samples", "1", "-M", "run=failed")
-    with Steno(stack.url, ADMIN) as client:
+    with Client(stack.url, ADMIN) as client:
         found = [each for each in client.sessions() if each.run_id == "failed"]
         assert [each.status for each in found] == ["aborted"] * 4, said
         assert "not_played" in {each.end_reason for each in found}, "not each of them was played"
@@ -122,7 +122,7 @@ def test_an_eval_that_an_error_ends_leaves_no_trial_open(stack: Stack, tmp_path:
 def test_an_eval_that_is_stopped_leaves_no_trial_open(stack: Stack, tmp_path: Path) -> None:
     """By Ctrl-C: Inspect cancels its samples, and what it calls at the end."""
     with (
-        Steno(stack.url, ADMIN) as client,
+        Client(stack.url, ADMIN) as client,
         evaluation(stack, tmp_path, "endless", "--epochs", "4", "--max-samples", "2", "-M", "run=stopped") as inspect,
     ):
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, Rollout, until_served
 from tests.support.machine import tiny_image
@@ -92,5 +92,5 @@ def rollout(stack: Stack, engine: str, tmp_path: Path) -> Iterator[Containers]:
 @pytest.fixture
 def sessions(stack: Stack) -> Iterator[Callable[[str], dict[str, Session]]]:
     """Of a run, by trial."""
-    with Steno(stack.url, ADMIN) as client:
+    with Client(stack.url, ADMIN) as client:
         yield lambda run: {found.trial_id: found for found in client.sessions() if found.run_id == run}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.rest import GroupSpec
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.outcome import EndReason
@@ -41,7 +41,7 @@ def parcel(rollout: Containers, do: str) -> bytes:
     (task,) = load_tasks(folder)
     assert task.folder is not None
     sent = packed(task.folder)
-    with Steno(rollout.stack.url, ADMIN) as steno:
+    with Client(rollout.stack.url, ADMIN) as steno:
         group = steno.create_group(GroupSpec(group_id=uuid.uuid4().hex, run_id="node", task={"a": 1}, size=1))
     trial = group.trials[0]
     request = NodeRequest(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.models import TINY
 from tests.support.programs.processes import until
 from tests.support.programs.stack import Stack, running
@@ -25,7 +25,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def client(stack: Stack) -> Iterator[Steno]:
+def client(stack: Stack) -> Iterator[Client]:
     with control(stack) as one:
         yield one
 
@@ -36,7 +36,7 @@ def connected(stack: Stack) -> list[str]:
 
 @pytest.mark.parametrize("transport", ["filesystem", "stream"])
 def test_answers_on_their_way_are_of_three_versions_and_recorded_so(
-    stack: Stack, client: Steno, tmp_path: Path, transport: str
+    stack: Stack, client: Client, tmp_path: Path, transport: str
 ) -> None:
     models = {f"run/{step}": perturbed(TINY, step) for step in (1, 2)} | {"base/0": perturbed(TINY, 0, scale=0.0)}
     location = {} if transport == "filesystem" else {"location": ""}
@@ -66,7 +66,7 @@ def test_answers_on_their_way_are_of_three_versions_and_recorded_so(
 
 
 def test_a_worker_killed_while_it_receives_goes_on_where_it_was_and_then_serves(
-    stack: Stack, client: Steno, tmp_path: Path
+    stack: Stack, client: Client, tmp_path: Path
 ) -> None:
     model, folder = perturbed(TINY, 1), tmp_path / "w1"
     spec = update_of(model, folder, 1, transport="stream", location="")
@@ -86,7 +86,7 @@ def test_a_worker_killed_while_it_receives_goes_on_where_it_was_and_then_serves(
 
 
 def test_a_worker_killed_while_it_loads_catches_up_before_it_gets_a_turn(
-    stack: Stack, client: Steno, tmp_path: Path
+    stack: Stack, client: Client, tmp_path: Path
 ) -> None:
     stack.start_worker(*WORKER, "--worker-id", "w1", name="second")
     until(lambda: connected(stack) == ["w0", "w1"])
@@ -108,7 +108,7 @@ def test_a_worker_killed_while_it_loads_catches_up_before_it_gets_a_turn(
         check_turn(stack.turns(trial)[0], {"run/1": model}, ["run/1"])
 
 
-def test_bad_weights_are_named_and_the_old_ones_go_on(stack: Stack, client: Steno, tmp_path: Path) -> None:
+def test_bad_weights_are_named_and_the_old_ones_go_on(stack: Stack, client: Client, tmp_path: Path) -> None:
     folder = tmp_path / "w1"
     spec = update_of(perturbed(TINY, 1), folder, 1)
     path = folder / spec.manifest.shards[1].name
@@ -126,7 +126,7 @@ def test_bad_weights_are_named_and_the_old_ones_go_on(stack: Stack, client: Sten
 
 
 def test_weights_that_fail_their_probe_get_no_turns_until_the_worker_has_caught_up(
-    stack: Stack, client: Steno, tmp_path: Path
+    stack: Stack, client: Client, tmp_path: Path
 ) -> None:
     good, bad = perturbed(TINY, 1), perturbed(TINY, 2)
     assert publish(client, update_of(good, tmp_path / "w1", 1), tmp_path / "w1").state == "done"

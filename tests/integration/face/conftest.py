@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from tests.support.programs.stack import Stack, running
 from tests.support.programs.variables import without_settings
 
@@ -35,7 +35,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """With an admin key, and a worker that shows the same key."""
     with running(tmp_path_factory.mktemp("locked"), None, proxy=["--admin-key", ADMIN]) as found:
         found.start_worker(*WORKER, "--key", ADMIN)
-        with Steno(found.url, ADMIN) as client:
+        with Client(found.url, ADMIN) as client:
             until = time.monotonic() + 180
             while not client.workers():
                 assert time.monotonic() < until, found.logs()

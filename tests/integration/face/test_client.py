@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.contracts.errors import Conflict, Forbidden, Gone, NotFound, Unauthorized
 from steno.contracts.records import bytes_to_ids
 from steno.contracts.rest import Completion, GroupSpec, SessionSpec, Trial
@@ -18,14 +18,14 @@ from tests.support.programs.stack import Stack
 
 
 @pytest.fixture
-def steno(locked: Stack) -> Iterator[Steno]:
-    with Steno(locked.url, ADMIN) as client:
+def steno(locked: Stack) -> Iterator[Client]:
+    with Client(locked.url, ADMIN) as client:
         yield client
 
 
 @pytest.fixture
-async def asteno(locked: Stack) -> AsyncIterator[AsyncSteno]:
-    async with AsyncSteno(locked.url, ADMIN) as client:
+async def asteno(locked: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(locked.url, ADMIN) as client:
         yield client
 
 
@@ -39,7 +39,7 @@ def say(trial: Trial, *texts: str) -> list[dict[str, Any]]:
     return messages
 
 
-def test_a_group_from_its_making_to_its_rewards(steno: Steno, locked: Stack) -> None:
+def test_a_group_from_its_making_to_its_rewards(steno: Client, locked: Stack) -> None:
     made = steno.create_group(GroupSpec(group_id="pair", size=2, task={"name": "t"}))
     assert [trial.session.group_id for trial in made.trials] == ["pair", "pair"]
     assert steno.create_group(GroupSpec(group_id="pair", size=2, task={"name": "t"})).group == made.group
@@ -50,7 +50,7 @@ def test_a_group_from_its_making_to_its_rewards(steno: Steno, locked: Stack) -> 
     turns = list(steno.turns(first.session.trial_id))
     assert [turn.parent_id for turn in turns] == [None, turns[0].turn_id]
     assert all(len(bytes_to_ids(turn.completion_ids)) == turn.completion_tokens > 0 for turn in turns)
-    with Steno(locked.url, made.harness_key) as harness:
+    with Client(locked.url, made.harness_key) as harness:
         done = harness.complete(first.session.trial_id, Completion(reward=0.0, metrics={"steps": 2}))
         assert (done.status, done.reward, done.metrics) == ("completed", 0.0, {"steps": 2.0})
         assert harness.complete(first.session.trial_id, Completion(reward=0.0, metrics={"steps": 2})) == done
@@ -65,7 +65,7 @@ def test_a_group_from_its_making_to_its_rewards(steno: Steno, locked: Stack) -> 
     assert steno.group("pair").trial_ids == [first.session.trial_id, second.session.trial_id]
 
 
-def test_events_come_as_they_happen_and_end_with_the_session(steno: Steno) -> None:
+def test_events_come_as_they_happen_and_end_with_the_session(steno: Client) -> None:
     trial = steno.register("events-1")
     seen: list[str] = []
     watcher = threading.Thread(target=lambda: seen.extend(event["type"] for _, event in steno.events("events-1")))
@@ -77,7 +77,7 @@ def test_events_come_as_they_happen_and_end_with_the_session(steno: Steno) -> No
     assert seen == ["turn", "completed"]
 
 
-async def test_the_asynchronous_client_reads_the_same(asteno: AsyncSteno, steno: Steno) -> None:
+async def test_the_asynchronous_client_reads_the_same(asteno: AsyncClient, steno: Client) -> None:
     trial = await asteno.register("async-1", SessionSpec(metadata={"a": None}))
     say(trial, "one")
     assert await asteno.session("async-1") == steno.session("async-1")
@@ -88,7 +88,7 @@ async def test_the_asynchronous_client_reads_the_same(asteno: AsyncSteno, steno:
     assert [event["type"] async for _, event in asteno.events("async-1")] == ["turn", "completed"]
 
 
-def test_paging_reaches_every_session_once(steno: Steno) -> None:
+def test_paging_reaches_every_session_once(steno: Client) -> None:
     names = [f"page-{index}" for index in range(7)]
     for name in names:
         steno.register(name)
@@ -97,7 +97,7 @@ def test_paging_reaches_every_session_once(steno: Steno) -> None:
     assert len(set(found)) == len(found)
 
 
-def test_a_deleted_session_is_gone_and_an_unknown_one_not_found(steno: Steno) -> None:
+def test_a_deleted_session_is_gone_and_an_unknown_one_not_found(steno: Client) -> None:
     steno.register("deleted-1")
     steno.delete("deleted-1")
     with pytest.raises(Gone):
@@ -106,10 +106,10 @@ def test_a_deleted_session_is_gone_and_an_unknown_one_not_found(steno: Steno) ->
         steno.session("never-1")
 
 
-def test_no_key_and_an_agents_key_open_nothing_of_the_control_plane(steno: Steno, locked: Stack) -> None:
+def test_no_key_and_an_agents_key_open_nothing_of_the_control_plane(steno: Client, locked: Stack) -> None:
     trial = steno.register("keys-1")
     for key, kind in ((None, Unauthorized), (trial.api_key, Forbidden)):
-        with Steno(locked.url, key) as other:
+        with Client(locked.url, key) as other:
             for call in (
                 lambda: other.session("keys-1"),
                 lambda: other.session_page(),

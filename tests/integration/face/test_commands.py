@@ -12,7 +12,7 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.rest import Completion
 from tests.support.programs import forked
 from tests.support.programs.stack import Stack
@@ -31,7 +31,7 @@ def recorded(stack: Stack) -> str:
         agent.chat.completions.create(model="m", messages=messages, tools=tools)
         messages[-1] = {**messages[-1], "content": "b.txt"}
         agent.chat.completions.create(model="m", messages=messages, tools=tools)
-    with Steno(stack.url) as client:
+    with Client(stack.url) as client:
         client.complete("face-1", Completion(reward=0.5))
     return "face-1"
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.rest import Completion
 from steno.models import TINY
 from tests.integration.face.conftest import ADMIN
@@ -152,7 +152,7 @@ def test_the_operations_pages_lines_do_what_it_says(locked: Stack, tmp_path: Pat
     policies, update, names, retire = commands("docs/operations.md", "Policies")
     assert len(json.loads(run(create))["trials"]) == 8
     assert all(f"g1.{index}" in run(listing) for index in range(8))
-    with Steno(locked.url, ADMIN) as client:
+    with Client(locked.url, ADMIN) as client:
         client.complete("g1.0", Completion(reward=0.5))
     assert "0.5" in run(tail), "it ends with the session"
     assert json.loads(run(lease)) == {"items": []}

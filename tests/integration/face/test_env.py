@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.rest import Completion
 from tests.integration.face.conftest import ADMIN
 from tests.support.programs import forked
@@ -51,14 +51,14 @@ def test_an_sdk_finds_its_trial_in_the_environment(locked: Stack, sdk: str, tmp_
 def test_opencode_is_told_the_context_of_what_is_served(locked: Stack) -> None:
     printed = json.loads(steno(locked, "opencode", "env-context", "--json"))
     config = json.loads(printed["variables"]["OPENCODE_CONFIG_CONTENT"])
-    with Steno(locked.url, ADMIN) as client:
+    with Client(locked.url, ADMIN) as client:
         served = client.workers()[0].models[0].context_tokens
     assert config["provider"]["steno"]["models"]["policy"]["limit"]["context"] == served
 
 
 def test_a_trial_that_has_ended_is_not_handed_out(locked: Stack) -> None:
     steno(locked, "openai", "env-ended")
-    with Steno(locked.url, ADMIN) as client:
+    with Client(locked.url, ADMIN) as client:
         client.complete("env-ended", Completion(reward=1.0))
     command = [sys.executable, "-m", "steno", "env", "openai", "env-ended", "--proxy", locked.url, "--key", ADMIN]
     done = forked.run(command)

@@ -14,7 +14,7 @@ import openapi_python_client
 import pytest
 from openapi_python_client.config import Config, ConfigFile, MetaType
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno_proxy.api.openapi import EXAMPLES
 from tests.integration.face.conftest import ADMIN
 from tests.support.programs.stack import Stack
@@ -59,7 +59,7 @@ def test_a_generated_client_reads_token_arrays_as_numbers(generated: Any, locked
         assert (done.status, done.reward) == ("completed", 0.5)
         page = operation("sessions.read_turns").sync("generated-1", client=client)
         found = operation("sessions.read_samples").sync("generated-1", client=client)
-    with Steno(locked.url, ADMIN) as steno:
+    with Client(locked.url, ADMIN) as steno:
         (turn,), (sample,) = steno.turns("generated-1"), steno.samples("generated-1")
     (shown,) = page.items
     assert shown.completion_ids == turn.to_numpy().completion_ids.tolist() and len(shown.completion_ids) > 0

@@ -8,7 +8,7 @@ import sys
 
 import openai
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.runs.leases import LeaseRequest
 from tests.support.programs import forked
@@ -27,7 +27,7 @@ def shown(stack: Stack, *words: str) -> str:
 
 
 def test_a_run_is_shown_with_its_groups_and_tokens(stack: Stack) -> None:
-    with Steno(stack.url) as client:
+    with Client(stack.url) as client:
         client.create_group(GroupSpec(group_id="shown", run_id="run-1", size=2))
         for trial_id in ("shown.0", "shown.1"):
             with openai.OpenAI(base_url=stack.base_url(trial_id), api_key="none") as agent:
@@ -45,7 +45,7 @@ def test_a_run_is_shown_with_its_groups_and_tokens(stack: Stack) -> None:
 
 
 def test_runs_groups_and_sessions_are_listed_newest_first_and_by_run(stack: Stack) -> None:
-    with Steno(stack.url) as client:
+    with Client(stack.url) as client:
         for run, group in (("listed-1", "first"), ("listed-2", "second"), ("listed-2", "third")):
             client.create_group(GroupSpec(group_id=group, run_id=run, size=2))
         client.complete("second.0", Completion(reward=1.0))

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from tests.chaos.invariants import check_turns
 from tests.chaos.predict import BASE_VERSION
 from tests.chaos.system.balancer import Balancer
@@ -40,7 +40,7 @@ async def test_a_rolling_restart_fails_no_agents_request(tmp_path: Path) -> None
         assert [one for one in results if isinstance(one, BaseException)] == [], logs
         trials = [trial for one in results if not isinstance(one, BaseException) for trial in one]
         assert len(trials) >= 2 * AGENTS
-        async with AsyncSteno(deployment.direct(0)) as steno:
+        async with AsyncClient(deployment.direct(0)) as steno:
             for trial, seen in trials:
                 turns = [turn async for turn in steno.turns(trial)]
                 assert check_turns(turns, [BASE_VERSION]) == []

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, Rollout, until_served
 from tests.support.machine import agents_image
@@ -126,7 +126,7 @@ def sessions(stack: Stack) -> Sessions:
     """Of a run, by trial."""
 
     def of(run: str) -> dict[str, Session]:
-        with Steno(stack.url, ADMIN) as client:
+        with Client(stack.url, ADMIN) as client:
             return {found.trial_id: found for found in client.sessions() if found.run_id == run}
 
     return of

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from tests.integration.agents.support import NOON
 from tests.integration.containers.test_containers import AGENT
 from tests.integration.harbor.conftest import SHELL, Harbor, Sessions
@@ -59,7 +59,7 @@ esac"""
 
 def leaves(stack: Stack, trial_id: str) -> int:
     """Ends of conversations in a trial: 1 where each turn goes on from the one before."""
-    with Steno(stack.url, ADMIN) as client:
+    with Client(stack.url, ADMIN) as client:
         return len(client.samples(trial_id))
 
 
@@ -112,7 +112,7 @@ def test_claude_code_goes_on_from_step_to_step(rollout: Harbor) -> None:
     assert {name: value for name, value in row["metrics"].items() if name != "rollout/wall_s"} == {
         "tests": 1.5, f"step/{first}/reward": 1.0, f"step/{first}/tests": 3.0, f"step/{second}/reward": 0.5,
     }  # fmt: skip
-    with Steno(rollout.stack.url, ADMIN) as client:
+    with Client(rollout.stack.url, ADMIN) as client:
         assert [turn.task_step for turn in client.turns(row["trial_id"])] == [first] * 3 + [second] * 3
     assert leaves(rollout.stack, row["trial_id"]) == 1, "the second step goes on from the first"
     assert rollout.left() == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.rest import GroupSpec
 from steno_rollouts.config import RolloutSettings
 from steno_rollouts.outcome import EndReason
@@ -34,7 +34,7 @@ def test_an_attempt_runs_in_a_sandbox_from_its_parcel(rollout: Harbor) -> None:
     )  # fmt: skip
     plan, (task,), _ = harbor_plan(settings, str(tasks), TaskSelection())
     assert task.folder is not None and plan.agent_file is not None
-    with Steno(settings.proxy, ADMIN) as steno:
+    with Client(settings.proxy, ADMIN) as steno:
         group = steno.create_group(GroupSpec(group_id="on-node", run_id="node", task={"a": 1}, size=1))
         trial = group.trials[0]
         agent = replace(SentFile.of(plan.agent_file), path=Path("elsewhere/shell.py"))

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
 from steno_proxy.store.interface import SessionStore
@@ -38,7 +38,7 @@ class Proxy:
         self.url = f"http://127.0.0.1:{port}"
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
-        self.steno = AsyncSteno(self.url, key)
+        self.steno = AsyncClient(self.url, key)
         self.only_parrots = False
 
     def openai(self, trial_id: str, key: str = "none") -> openai.AsyncOpenAI:

@@ -13,7 +13,7 @@ import openai
 import pytest
 import yaml
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.runs.leases import LeaseRequest
 from tests.integration.image.played import COMPOSE, FOLDER, Played, asked, playing
@@ -47,7 +47,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
 
 def record_a_group(played: Played, group_id: str) -> None:
     """Two agents' turns, judged, leased and acknowledged, as a training run does it."""
-    with Steno(played.url("proxy"), played.keys["STENO_ADMIN_KEY"]) as client:
+    with Client(played.url("proxy"), played.keys["STENO_ADMIN_KEY"]) as client:
         for trial in client.create_group(GroupSpec(group_id=group_id, run_id="run", size=2)).trials:
             with openai.OpenAI(base_url=trial.urls["openai"], api_key=trial.api_key) as agent:
                 agent.chat.completions.create(
@@ -76,7 +76,7 @@ def test_a_turn_is_recorded_and_every_panel_of_a_healthy_fleet_draws(played: Pla
         record_a_group(played, f"group-{rounds}")
         rounds += 1
         missing = expected - drawn(played)
-    with Steno(played.url("proxy"), played.keys["STENO_ADMIN_KEY"]) as client:
+    with Client(played.url("proxy"), played.keys["STENO_ADMIN_KEY"]) as client:
         assert client.session_page(group_id="group-0").items[0].counts.completion_tokens > 0
     for service in ("proxy", "worker"):
         assert "Traceback" not in (played.folder / f"{service}.log").read_text()

@@ -22,7 +22,7 @@ import msgspec
 import openai
 import psutil
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.contracts.records import SamplingPolicy
 from steno.contracts.runs.leases import LeaseRequest, RunView
 from steno.models import TINY
@@ -128,8 +128,8 @@ class Product:
     def url(self) -> str:
         return self.stack.url
 
-    def client(self) -> Steno:
-        return Steno(self.url, self.key, retries=8)
+    def client(self) -> Client:
+        return Client(self.url, self.key, retries=8)
 
     def in_force(self) -> str | None:
         """None while the proxy is not there, or nothing was pushed."""
@@ -310,7 +310,7 @@ async def rolling(
     """Agents run meanwhile, held back by the staleness bound as in any run; those that run at the end are given up."""
     talkers = Talkers()
     options = GroupOptions(run, size=GROUP_SIZE, in_flight=8, sampling=LAW, resumable=False)
-    async with AsyncSteno(one.url, retries=12) as client:
+    async with AsyncClient(one.url, retries=12) as client:
         trials = RunnerOptions(("talk",), one.folder / "trials", timeout_s=SLOW_S, keep="none", inherited={})
         runner = TrialRunner(client, ExecutorPlayer(client, talkers, trials), trials)
         admission = Admission(GROUPS_PER_STEP if bounded else None, 1)

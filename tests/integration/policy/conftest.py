@@ -11,7 +11,7 @@ import httpx
 import pytest
 import uvloop
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.policy import Update, UpdateSpec
 from steno_proxy.config.settings import ProxySettings
 from steno_proxy.server.app import create_app
@@ -33,7 +33,7 @@ class Fleet:
         self.app, self.port = app, port
         self.hub = app.state.hub
         self.policies = app.state.services.policies
-        self.steno = AsyncSteno(f"http://127.0.0.1:{port}")
+        self.steno = AsyncClient(f"http://127.0.0.1:{port}")
         self.peers: list[UpdatePeer] = []
 
     async def worker(self, worker_id: str, **given: Any) -> UpdatePeer:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.targets import process_cpu_s
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from tests.support.contracts.policy import spec
 from tests.support.programs.stack import Stack, running
 from tests.support.workers.update_peer import UpdatePeer
@@ -45,7 +45,7 @@ async def test_a_proxy_holds_a_few_chunks_of_what_it_passes_on(tmp_path: Path) -
         peers = [UpdatePeer(name, discard=True, credit=CREDIT_BYTES) for name in ("one", "two")]
         for peer in peers:
             await peer.dial(stack.port)
-        async with AsyncSteno(stack.url) as steno:
+        async with AsyncClient(stack.url) as steno:
             update = await steno.post_update(spec(1, transport="stream", location="", shards=1, size=MODEL_BYTES))
             before_mb = resident_mb(stack.proxy.pid, "VmRSS")
             sent = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.errors import Conflict
 from steno.contracts.wire.frames import Prepare
 from steno_proxy.store.redis.store import RedisStore
@@ -132,7 +132,7 @@ def test_a_replica_killed_in_a_stream_is_gone_on_from_at_another(redis: RedisSer
         a.start_worker(*both, *worker)
         a.wait_for_model()
         b.wait_for_model()
-        with Steno(a.url) as first, Steno(b.url) as second:
+        with Client(a.url) as first, Client(b.url) as second:
             update = first.post_update(asked)
             processes.until(lambda: first.update(update.update_id).wants)
             updating.upload(first, first.update(update.update_id), tmp_path / "copy", 1_000_000)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.records import Session
 from tests.support.programs import forked
 from tests.support.programs.stack import ROOT, Stack, running
@@ -50,8 +50,8 @@ def until_served(stack: Stack) -> None:
 
 
 @pytest.fixture
-def client(stack: Stack) -> Iterator[Steno]:
-    with Steno(stack.url, ADMIN) as found:
+def client(stack: Stack) -> Iterator[Client]:
+    with Client(stack.url, ADMIN) as found:
         yield found
 
 
@@ -109,7 +109,7 @@ def rollout(stack: Stack, tmp_path: Path) -> Rollout:
 
 
 @pytest.fixture
-def sessions(client: Steno) -> Callable[[str], list[Session]]:
+def sessions(client: Client) -> Callable[[str], list[Session]]:
     """Of the groups of a run, by trial."""
     return lambda run: sorted(
         (session for session in client.sessions() if session.run_id == run), key=lambda session: session.trial_id

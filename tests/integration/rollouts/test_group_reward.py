@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.errors import Conflict, StoreUnavailable
 from steno.contracts.records import Session
 from steno.contracts.runs.claims import ClaimRequest
@@ -89,7 +89,7 @@ class Ends(Stand):
 
 
 async def test_a_group_waits_until_all_have_ended_and_gets_its_rewards_together(
-    stack: Stack, folder: Path, client: Steno, sessions: Sessions
+    stack: Stack, folder: Path, client: Client, sessions: Sessions
 ) -> None:
     """The own rewards are told to the function, and stay as a metric."""
     go = asyncio.Event()
@@ -129,7 +129,7 @@ async def test_a_group_waits_until_all_have_ended_and_gets_its_rewards_together(
     [("broken", "score.py:broken raised ValueError: no judge"), ("short", "must be a list of 2 rewards, or a dict")],
 )
 async def test_a_function_that_fails_leaves_its_group_unscored_and_waited_for_by_nobody(
-    stack: Stack, folder: Path, client: Steno, sessions: Sessions, function: str, said: str
+    stack: Stack, folder: Path, client: Client, sessions: Sessions, function: str, said: str
 ) -> None:
     results = await rolled(scored(stack, folder, function, function), Stand())
     assert [(one.reward, one.end_reason) for one in results] == [(None, "reward_error")] * 2
@@ -227,7 +227,7 @@ async def test_rollouts_that_end_before_a_group_is_scored_leave_that_to_the_next
 
 
 async def test_without_a_name_nobody_goes_on_with_a_run_so_that_its_groups_wait_for_nothing(
-    stack: Stack, folder: Path, client: Steno
+    stack: Stack, folder: Path, client: Client
 ) -> None:
     (folder / "hold").touch()
     found = scored(stack, folder, "anonymous")
@@ -242,7 +242,7 @@ async def test_without_a_name_nobody_goes_on_with_a_run_so_that_its_groups_wait_
 
 
 async def launched(
-    stack: Stack, folder: Path, client: Steno, run: str, stand: Stand, name: str, ttl_s: float = 60.0, **settings: Any
+    stack: Stack, folder: Path, client: Client, run: str, stand: Stand, name: str, ttl_s: float = 60.0, **settings: Any
 ) -> list[TrialResult]:
     """With the run's key, which is what most have. ttl_s: of its claims, which nobody is to lose where it is long."""
     found = scored(stack, folder, run, key=client.run_key(run), **settings)
@@ -252,7 +252,7 @@ async def launched(
 
 
 async def test_launchers_that_share_a_group_score_it_once_and_all_tell_of_it(
-    stack: Stack, folder: Path, client: Steno, sessions: Sessions
+    stack: Stack, folder: Path, client: Client, sessions: Sessions
 ) -> None:
     run, barrier = "shared-group", asyncio.Barrier(3)
     stands = [Stand(gate=barrier) for _ in range(3)]
@@ -270,7 +270,7 @@ async def test_launchers_that_share_a_group_score_it_once_and_all_tell_of_it(
 
 
 async def test_a_launcher_that_has_gone_while_it_scored_is_taken_over_from(
-    stack: Stack, folder: Path, client: Steno, sessions: Sessions
+    stack: Stack, folder: Path, client: Client, sessions: Sessions
 ) -> None:
     run = "gone-judge"
     (folder / "hold").touch()
@@ -286,7 +286,7 @@ async def test_a_launcher_that_has_gone_while_it_scored_is_taken_over_from(
 
 
 async def test_a_group_of_which_the_last_trial_was_interrupted_is_scored_by_the_next_start(
-    stack: Stack, folder: Path, client: Steno, sessions: Sessions
+    stack: Stack, folder: Path, client: Client, sessions: Sessions
 ) -> None:
     run, go, settings = "interrupted-last", asyncio.Event(), {"group_size": 3, "in_flight": 1}
 
@@ -373,7 +373,7 @@ async def test_a_start_that_scores_each_trial_by_itself_is_refused_and_harms_not
 
 @pytest.mark.parametrize(("which", "asked"), [("first", 1), ("last", 2)])
 async def test_a_trial_that_is_deleted_is_missed_by_nobody(
-    stack: Stack, folder: Path, client: Steno, sessions: Sessions, which: str, asked: int
+    stack: Stack, folder: Path, client: Client, sessions: Sessions, which: str, asked: int
 ) -> None:
     """The one that ended last is the one by which its group is scored: without it, the function is asked about the rest."""
     run = f"deleted-{which}"

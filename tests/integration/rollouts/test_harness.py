@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.contracts.errors import Conflict, Unreachable
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, GroupSpec, GroupTrials
@@ -102,14 +102,14 @@ async def test_a_trial_whose_attempt_can_not_go_on_is_ended_with_the_rest_or_lef
 async def test_a_group_that_is_being_registered_when_they_are_cancelled_is_ended_too(
     stack: Stack, tmp_path: Path, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, answered = AsyncSteno.create_group, asyncio.Event()
+    create, answered = AsyncClient.create_group, asyncio.Event()
 
-    async def answered_late(client: AsyncSteno, spec: GroupSpec) -> GroupTrials:
+    async def answered_late(client: AsyncClient, spec: GroupSpec) -> GroupTrials:
         group = await create(client, spec)
         await answered.wait()
         return group
 
-    monkeypatch.setattr(AsyncSteno, "create_group", answered_late)
+    monkeypatch.setattr(AsyncClient, "create_group", answered_late)
     found = prepared(stack, tmp_path, "registering")
     found = Prepared(found.settings.model_copy(update={"run": None}), "registering", found.tasks, None)
     running = asyncio.create_task(rolled(found, Stand()))
@@ -147,7 +147,7 @@ async def test_trials_that_ran_when_their_rollouts_were_killed_are_interrupted_n
 
 
 async def test_a_trial_is_not_begun_once_its_groups_deadline_has_passed(
-    stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
+    stack: Stack, tmp_path: Path, client: Client, sessions: Sessions
 ) -> None:
     """It would be late, and trained by nobody: neither when it has waited for a place for so long, nor by the next start."""
     found = prepared(stack, tmp_path, "due", tasks=2, in_flight=1, deadline_s=15.0)
@@ -172,7 +172,7 @@ async def test_a_trial_is_not_begun_once_its_groups_deadline_has_passed(
     assert again == [("epoch-0+1", "completed")] * 2, "of that group nothing had begun"
 
 
-async def test_an_evaluation_counts_whatever_its_deadline(stack: Stack, tmp_path: Path, client: Steno) -> None:
+async def test_an_evaluation_counts_whatever_its_deadline(stack: Stack, tmp_path: Path, client: Client) -> None:
     """No trainer is waited for, and the results have its reward."""
     found = prepared(stack, tmp_path, "late-eval", deadline_s=0.5, purpose="eval")
     spec = {"group_id": _name(found), "run_id": "late-eval", "size": 2, "deadline_s": 0.5, "purpose": "eval"}
@@ -184,7 +184,7 @@ async def test_an_evaluation_counts_whatever_its_deadline(stack: Stack, tmp_path
 async def test_finished_groups_are_not_even_looked_up(stack: Stack, tmp_path: Path) -> None:
     found = prepared(stack, tmp_path, "known")
     results = await rolled(found, Stand())
-    async with AsyncSteno("http://127.0.0.1:9", retries=0) as nobody:
+    async with AsyncClient("http://127.0.0.1:9", retries=0) as nobody:
         again = found.rollouts(nobody, executor=Stand())
         known = await again.run(epochs(found.tasks, 1), done={r.trial_id: r for r in results})
     assert [(r.trial_id, r.reward, r.earlier) for r in known] == [(f"{_name(found)}.{i}", 1.0, True) for i in range(2)]
@@ -266,7 +266,7 @@ async def test_a_group_that_failed_as_a_whole_is_made_anew_by_the_next_start(
     assert len(sessions("anew")) == 4
 
 
-async def test_a_session_that_ended_by_itself_keeps_its_reason(stack: Stack, tmp_path: Path, client: Steno) -> None:
+async def test_a_session_that_ended_by_itself_keeps_its_reason(stack: Stack, tmp_path: Path, client: Client) -> None:
     class Ends(Stand):
         async def run(self, job: TrialJob) -> Exit:
             await asyncio.to_thread(client.complete, job.trial_id, Completion(status="aborted", end_reason="operator"))
@@ -285,7 +285,7 @@ async def test_a_task_that_has_changed_is_a_conflict_and_what_ran_is_ended(
 
 
 async def test_an_evaluation_is_greedy_never_trained_and_its_own_for_each_version(
-    stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
+    stack: Stack, tmp_path: Path, client: Client, sessions: Sessions
 ) -> None:
     found = greedy(prepared(stack, tmp_path, "evaluated", tasks=2, groups_per_step=1, spare_trials=2))
     assert found.settings.trials_of_group == found.settings.group_size

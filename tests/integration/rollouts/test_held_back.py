@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.contracts.errors import StoreFull
 from steno.contracts.records import Session
 from steno.contracts.rest import GroupSpec, GroupTrials
 from steno.contracts.runs.leases import RunView
 from steno_rollouts import harness
-from steno_rollouts.calls.patience import PatientSteno
+from steno_rollouts.calls.patience import PatientClient
 from steno_rollouts.groups.plan import epochs
 from steno_rollouts.harness import RolloutsStopped
 from steno_rollouts.outcome import TrialResult
@@ -52,7 +52,7 @@ async def test_no_more_groups_are_in_hand_than_the_trainer_can_use_in_time(
 
 
 async def test_a_runs_own_key_registers_groups_that_the_bound_admits(
-    stack: Stack, tmp_path: Path, client: Steno
+    stack: Stack, tmp_path: Path, client: Client
 ) -> None:
     """Of a group that is not there it is told 403, as of another run's."""
     bound = {"groups_per_step": 1, "max_staleness_steps": 0}
@@ -65,13 +65,13 @@ async def test_what_is_in_hand_is_asked_of_the_proxy(
 ) -> None:
     """Groups of a scripted engine bring nothing to a trainer: they leave its hand as they end, one after the other. The ledger,
     which gets longer with each policy version, is not read twice a second."""
-    asked, run = list[dict[str, bool]](), AsyncSteno.run
+    asked, run = list[dict[str, bool]](), AsyncClient.run
 
-    async def noted(client: AsyncSteno, run_id: str, **which: bool) -> RunView:
+    async def noted(client: AsyncClient, run_id: str, **which: bool) -> RunView:
         asked.append(which)
         return await run(client, run_id, **which)
 
-    monkeypatch.setattr(AsyncSteno, "run", noted)
+    monkeypatch.setattr(AsyncClient, "run", noted)
     stand = Stand(gate=asyncio.Barrier(2))
     found = prepared(stack, tmp_path, "own-bound", tasks=3, in_flight=64, groups_per_step=1, max_staleness_steps=0)
     await rolled(found, stand)
@@ -117,9 +117,9 @@ async def test_a_full_store_holds_new_groups_back_and_ends_nothing_that_runs(
 ) -> None:
     """However often it says so. Rollouts of a trainer's own process are told after a while, as they may be what it waits for."""
     monkeypatch.setattr(harness, "FULL_S", 0.01)
-    create, refused, told, stand = AsyncSteno.create_group, [0], [], Stand(gate=asyncio.Event())
+    create, refused, told, stand = AsyncClient.create_group, [0], [], Stand(gate=asyncio.Event())
 
-    async def full(client: AsyncSteno, spec: GroupSpec) -> GroupTrials:
+    async def full(client: AsyncClient, spec: GroupSpec) -> GroupTrials:
         if stand.started and refused[0] < 20:
             refused[0] += 1
             raise StoreFull("Redis uses 85% of its memory")
@@ -129,8 +129,8 @@ async def test_a_full_store_holds_new_groups_back_and_ends_nothing_that_runs(
         def __getattr__(self, name: str) -> Any:
             return told.append if name == "held_back" else lambda *_: None
 
-    monkeypatch.setattr(PatientSteno, "create_group", full)
-    monkeypatch.setattr(AsyncSteno, "create_group", full)
+    monkeypatch.setattr(PatientClient, "create_group", full)
+    monkeypatch.setattr(AsyncClient, "create_group", full)
     found = prepared(stack, tmp_path, "full", tasks=2, stop_after_failures=5)
     async with found.client(patient=True) as client:
         running = asyncio.create_task(
@@ -210,15 +210,15 @@ async def test_a_full_store_gives_up_nothing_of_what_failed_once_rollouts_have_s
 ) -> None:
     """It may say so long after it was asked: a launcher waits for a proxy that is away."""
     monkeypatch.setattr(harness, "FULL_S", 0.01)
-    create, asked = PatientSteno.create_group, itertools.count(1)
+    create, asked = PatientClient.create_group, itertools.count(1)
 
-    async def full(client: PatientSteno, spec: GroupSpec) -> GroupTrials:
+    async def full(client: PatientClient, spec: GroupSpec) -> GroupTrials:
         if next(asked) <= 2:
             return await create(client, spec)
         await until(lambda: rollouts._first.stopped is not None and not rollouts._pool._tasks)
         raise StoreFull("Redis uses 85% of its memory")
 
-    monkeypatch.setattr(PatientSteno, "create_group", full)
+    monkeypatch.setattr(PatientClient, "create_group", full)
     found = prepared(stack, tmp_path, "stopped-full", tasks=3, stop_after_failures=2)
     stand = Stand()
     stand.exits = lambda trial, attempt: Exit(int(len(stand.started) > 2))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rollouts_stack import NULL
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno_rollouts.trials.proc import stat_of
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, Rollout, until_served
 from tests.support.machine.redis_server import RedisServer
@@ -76,7 +76,7 @@ def test_two_hundred_trials_in_flight_survive_their_launcher(durable: Stack, tmp
     gate.unlink()
     gate.touch()
     said = rollout(tasks, *options, "--purpose", "train", command=command)
-    with Steno(durable.url, ADMIN) as client:
+    with Client(durable.url, ADMIN) as client:
         found = [session for session in client.sessions() if session.run_id == "killed"]
         view = client.run("killed")
     ends = Counter((session.status, session.end_reason, session.counts.turns) for session in found)

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.errors import Conflict
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion
@@ -48,7 +48,7 @@ pathlib.Path("reward.txt").write_text("1")
 
 
 def test_two_launchers_share_a_run_and_one_takes_over_what_the_other_leaves(
-    rollout: Rollout, client: Steno, sessions: Sessions
+    rollout: Rollout, client: Client, sessions: Sessions
 ) -> None:
     """In one folder. One is killed in the middle: what it ran is interrupted, nothing runs twice, every group is whole."""
     run, hold = "shared", rollout.folder / "hold"
@@ -129,7 +129,7 @@ async def test_a_launcher_that_no_longer_renews_is_taken_over_from_and_told_so(
 
 
 async def test_a_trial_that_is_deleted_ends_alone(
-    stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
+    stack: Stack, tmp_path: Path, client: Client, sessions: Sessions
 ) -> None:
     """Not the launcher that runs it, nor the group's other trials: their claims are renewed, and nobody takes them over. The
     launcher has the run's key, which is what most have."""

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.records import Limits, SamplingPolicy, Turn
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.runs.leases import Lease, LeaseRequest
@@ -32,7 +32,7 @@ LIMIT = 3
 @pytest.mark.usefixtures("clean_environment")
 async def test_what_a_limit_cut_reaches_the_trainer_as_that(tmp_path: Path) -> None:
     with running(tmp_path / "stack", []) as stack:
-        async with AsyncSteno(stack.url) as client, asyncio.timeout(300):
+        async with AsyncClient(stack.url) as client, asyncio.timeout(300):
             law = SamplingPolicy(force={"temperature": 1.0})
             spec = GroupSpec(group_id="g", run_id="r", size=len(ASKED), sampling=law, limits=Limits(max_turns=LIMIT))
             await client.create_group(spec)
@@ -72,7 +72,7 @@ def speak(base_url: str, asked: tuple[int, ...]) -> None:
         said += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "And then?"}]
 
 
-async def taken(client: AsyncSteno) -> list[LeasedGroup]:
+async def taken(client: AsyncClient) -> list[LeasedGroup]:
     """As a trainer takes it; the lease stays."""
     leases: list[Lease] = []
     while not leases:

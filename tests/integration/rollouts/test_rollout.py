@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.records import Session
 from steno_cli.demo.task import make_world
 from tests.integration.rollouts.conftest import ADMIN, SCRIPT, TOY, Rollout
@@ -50,7 +50,7 @@ def test_agents_run_and_a_function_scores_them(rollout: Rollout, sessions: Sessi
     assert [session.reward for session in recorded] == [1.0] * 4
     assert all(session.metrics["turns"] == session.counts.turns >= 4 for session in recorded)
     assert len({session.group_id for session in recorded}) == 2
-    with Steno(rollout.stack.url, ADMIN) as steno:
+    with Client(rollout.stack.url, ADMIN) as steno:
         assert steno.run("scored").rollouts_over, "the trainer need not wait for more"
     assert "4/4 trials" in said and "mean reward 1.000" in said and "0 failed" in said
     rows = rollout.rows()
@@ -88,7 +88,7 @@ def test_a_trial_is_told_its_task_and_nothing_of_the_operators(rollout: Rollout,
     assert "42" not in variables.values() and not re.search(r"\bg0\b", everything) and ADMIN not in everything
     assert "STENO_ADMIN_KEY" not in variables and "GOOGLE_API_KEY" not in variables
     assert sessions("told")[0].reward == 0.25
-    with Steno(rollout.stack.url, ADMIN) as steno:
+    with Client(rollout.stack.url, ADMIN) as steno:
         group = steno.group(row["group_id"])
     assert "_answer" not in group.task and group.withheld == {"_answer": "42", "gold": "g0"}
 
@@ -164,7 +164,7 @@ def test_a_command_that_trials_would_not_find_is_told_before_anything_is_registe
 
 
 def test_what_failed_before_its_first_turn_stops_the_rollouts_and_is_run_again_by_the_same_run(
-    rollout: Rollout, sessions: Sessions, client: Steno
+    rollout: Rollout, sessions: Sessions, client: Client
 ) -> None:
     """The script is there, and what it starts is not. With the run's own key, which is all that is needed."""
     mini = rollout.folder / "mini"
@@ -339,7 +339,7 @@ def test_rollouts_wait_for_a_worker_before_their_first_trial(tmp_path: Path) -> 
                     line = process.stderr.readline()
                     assert line, heard
                     heard += line
-                with Steno(stack.url, ADMIN) as steno:
+                with Client(stack.url, ADMIN) as steno:
                     assert not list(steno.sessions()), "a group would grow old meanwhile"
                 stack.start_worker("--engine", "scripted", "--script", f"{SCRIPT}:reply", "--key", "worker-key")
                 _, said = process.communicate(timeout=240)
@@ -350,7 +350,7 @@ def test_rollouts_wait_for_a_worker_before_their_first_trial(tmp_path: Path) -> 
         assert (row["end_reason"], row["attempts"], row["turns"]) == ("no_reward", 1, 5)
 
 
-def test_trials_of_a_group_may_begin_with_a_recorded_turn(rollout: Rollout, client: Steno) -> None:
+def test_trials_of_a_group_may_begin_with_a_recorded_turn(rollout: Rollout, client: Client) -> None:
     """Prefix sampling: each is told the first turn, and goes on for itself; what was told is counted nowhere."""
     tasks = rollout.tasks(*seeds(3))
     (rollout.folder / "score.py").write_text(REWARD)

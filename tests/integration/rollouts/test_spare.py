@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.records import Session
 from steno_rollouts.groups import trial_pool
 from steno_rollouts.groups.claims import Claims
@@ -55,7 +55,7 @@ def ends(found: list[Any]) -> Counter[str]:
 
 
 async def test_the_slowest_are_ended_once_enough_have_a_reward(
-    stack: Stack, tmp_path: Path, client: Steno, sessions: Sessions
+    stack: Stack, tmp_path: Path, client: Client, sessions: Sessions
 ) -> None:
     """One that runs, and one that has not begun. Each is told of once, and its tokens are accounted for."""
     stand = Slow(slow="0")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.runs.leases import LeaseRequest
 from steno_cli.demo.task import make_world
 from steno_rollouts.build import Prepared
@@ -61,7 +61,7 @@ async def test_groups_go_to_the_trainer_and_their_places_to_the_next(tmp_path: P
         assert all(result.turns >= 2 and result.completion_tokens > 20 for result in results)
 
 
-async def leased(client: AsyncSteno) -> list:  # type: ignore[type-arg]
+async def leased(client: AsyncClient) -> list:  # type: ignore[type-arg]
     while not (found := await client.lease(LeaseRequest(run_id="r", consumer="t", max_groups=5, wait_s=5))):
         pass
     return found

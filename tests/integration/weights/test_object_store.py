@@ -380,11 +380,11 @@ def test_a_url_that_can_not_be_is_refused(url: str, said: str) -> None:
 
 
 def test_weights_are_sampled_from_also_by_a_worker_that_comes_late(server: ObjectServer, tmp_path: Path) -> None:
-    from steno.client.client import AsyncSteno
+    from steno.client.client import AsyncClient
 
     with running(tmp_path / "stack", ("--weights-url", URL)) as stack:
         transport = ObjectTransport(WeightsDifferences(tmp_path / "copies"), ObjectPlace(store(), "r", "default"))
-        with Publisher(transport, [AsyncSteno(stack.url)]) as sending:
+        with Publisher(transport, [AsyncClient(stack.url)]) as sending:
             for step in (1, 2, 3):
                 model = model_after(step)
                 publication = sending.publish(PolicyVersion("run", step), *sources(model))

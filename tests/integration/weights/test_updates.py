@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.policy import Update
 from steno.models import TINY
 from steno_trainer.data.staleness import PolicyVersion
@@ -61,7 +61,7 @@ def transport(kind: str, folder: Path, *, delta: bool = False) -> Transport:
 
 
 def publisher(stack: Stack, how: Transport, **options: Any) -> Publisher:
-    return Publisher(how, [AsyncSteno(stack.url)], **options)
+    return Publisher(how, [AsyncClient(stack.url)], **options)
 
 
 def sources(model: PreTrainedModel) -> tuple[ModelWeights, Any]:
@@ -228,7 +228,7 @@ def test_a_proxy_killed_in_an_update_gets_it_again_when_it_is_back(tmp_path: Pat
         check_served(stack, "after", "run/1", model)
 
 
-class Cut(AsyncSteno):
+class Cut(AsyncClient):
     """A client that does something once in the middle of an upload: after its first piece of 100 kB."""
 
     def __init__(self, url: str, act: Callable[[], None]) -> None:

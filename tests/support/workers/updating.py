@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from transformers import PreTrainedModel
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.errors import StenoError
 from steno.contracts.policy import Update, UpdateSpec
 from tests.support.programs.processes import until
@@ -20,7 +20,7 @@ from tests.support.programs.stack import Stack
 from tests.support.weights.trained import logprobs_of
 
 
-def upload(client: Steno, update: Update, folder: Path, piece: int) -> None:
+def upload(client: Client, update: Update, folder: Path, piece: int) -> None:
     """What is wanted now, `piece` bytes of each."""
     for want in update.wants:
         with (folder / want.shard).open("rb") as file:
@@ -28,7 +28,7 @@ def upload(client: Steno, update: Update, folder: Path, piece: int) -> None:
             client.upload_shard(update.update_id, want.shard, want.offset, file.read(piece))
 
 
-def publish(client: Steno, spec: UpdateSpec, folder: Path, *, piece: int = 1 << 20, within_s: float = 300) -> Update:
+def publish(client: Client, spec: UpdateSpec, folder: Path, *, piece: int = 1 << 20, within_s: float = 300) -> Update:
     """Post, upload what is wanted, until it has ended."""
     until = time.monotonic() + within_s
     update = client.post_update(spec)
@@ -39,7 +39,7 @@ def publish(client: Steno, spec: UpdateSpec, folder: Path, *, piece: int = 1 << 
     return update
 
 
-def version_in_force(client: Steno) -> str | None:
+def version_in_force(client: Client) -> str | None:
     """None also while the proxy is not there."""
     with contextlib.suppress(StenoError):
         for policy in client.policies():
@@ -81,8 +81,8 @@ class Answer:
 
 
 @contextlib.contextmanager
-def control(stack: Stack) -> Iterator[Steno]:
-    with Steno(stack.url) as client:
+def control(stack: Stack) -> Iterator[Client]:
+    with Client(stack.url) as client:
         yield client
 
 

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from pydantic import ValidationError
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.client.transport import MSGPACK, call
 from steno.contracts.errors import (
     BY_CODE,
@@ -55,8 +55,8 @@ pytestmark = pytest.mark.usefixtures("pauses")
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-def steno(handler: Handler, **options: Any) -> Steno:
-    return Steno("http://proxy/prefix/", transport=httpx.MockTransport(handler), **options)
+def steno(handler: Handler, **options: Any) -> Client:
+    return Client("http://proxy/prefix/", transport=httpx.MockTransport(handler), **options)
 
 
 def msgpack(body: Any) -> httpx.Response:
@@ -106,7 +106,7 @@ def test_every_public_name_is_there_and_another_is_not() -> None:
         _ = steno.nothing  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("client", [Steno, AsyncSteno])
+@pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_a_program_needs_no_import_but_of_the_public_names(client: type) -> None:
     """What calls take, return and raise, and what records of theirs hold."""
     import steno
@@ -142,14 +142,14 @@ def test_packages_say_that_they_are_typed(package: str) -> None:
 
 
 def rows() -> list[str]:
-    table = Steno.__mro__[1]
+    table = Client.__mro__[1]
     return [name for name, value in vars(table).items() if isinstance(value, call)]
 
 
 @pytest.mark.parametrize("name", rows())
 def test_calls_show_what_they_take_and_give(name: str) -> None:
     """As `inspect.signature`, `help` and notebooks find it."""
-    blocking, waiting = getattr(Steno, name), getattr(AsyncSteno, name)
+    blocking, waiting = getattr(Client, name), getattr(AsyncClient, name)
     shown = inspect.signature(blocking)
     assert next(iter(shown.parameters)) == "self"
     assert not {"args", "kwargs"} & set(shown.parameters)
@@ -160,21 +160,21 @@ def test_calls_show_what_they_take_and_give(name: str) -> None:
 
 
 def test_a_signature_names_parameters_and_the_class_that_comes_back() -> None:
-    shown = inspect.signature(Steno.register)
+    shown = inspect.signature(Client.register)
     assert list(shown.parameters) == ["self", "trial_id", "spec"] and shown.return_annotation is Trial
-    assert get_type_hints(Steno.register)["return"] is Trial
+    assert get_type_hints(Client.register)["return"] is Trial
     assert list(inspect.signature(steno(lambda _: msgpack({})).samples).parameters) == ["trial_id"]
-    filters = inspect.signature(Steno.sessions)
+    filters = inspect.signature(Client.sessions)
     assert {"status", "group_id", "limit"} < set(filters.parameters) and "cursor" not in filters.parameters
     assert filters.return_annotation == Iterator[Session]
     told = re.sub(
-        r"\n \| *", " ", pydoc.render_doc(Steno, renderer=pydoc.plaintext)
+        r"\n \| *", " ", pydoc.render_doc(Client, renderer=pydoc.plaintext)
     )  # Python 3.13 writes a parameter a line
     assert re.search(r"register\( ?self, trial_id: str \| None", told)
 
 
 def test_a_method_of_ones_own_stays() -> None:
-    class Mine(Steno):
+    class Mine(Client):
         def session(self, trial_id: str) -> Session:  # type: ignore[override]
             return Session(trial_id="mine", created_at=0.0, updated_at=0.0)
 
@@ -228,7 +228,7 @@ async def test_workers_come_as_records_also_of_a_later_and_of_an_earlier_proxy()
     first, second = steno(handle).workers()
     assert (first.id, first.load.kv_used, first.since, first.address, second.address) == ("w", 0.5, 1.0, None, "::1")
     assert first.models == [ModelCard("m", 8, capabilities=["tools"])]
-    async with AsyncSteno("http://proxy", transport=httpx.MockTransport(handle)) as client:
+    async with AsyncClient("http://proxy", transport=httpx.MockTransport(handle)) as client:
         assert await client.workers() == [first, second]
     with pytest.raises(ProtocolError, match="not an answer of a Steno proxy"):
         steno(lambda _: httpx.Response(200, json={"items": [{"id": "w"}]}), retries=0).workers()
@@ -269,7 +269,7 @@ async def test_the_asynchronous_client_has_the_same_calls() -> None:
             return msgpack({"items": [session("t")], "next_cursor": None})
         return msgpack(session("t"))
 
-    async with AsyncSteno("http://proxy", transport=httpx.MockTransport(handler)) as client:
+    async with AsyncClient("http://proxy", transport=httpx.MockTransport(handler)) as client:
         assert (await client.session("t")).trial_id == "t"
         assert (await client.complete("t", Completion(reward=0.0))).trial_id == "t"
         assert [found.trial_id async for found in client.sessions()] == ["t"]
@@ -347,7 +347,7 @@ def test_what_was_changed_in_a_default_of_a_body_is_sent() -> None:
         sent.append(json.loads(request.content))
         return refusal(400, "invalid_request")
 
-    def body(send: Callable[[Steno], Any]) -> dict[str, Any]:
+    def body(send: Callable[[Client], Any]) -> dict[str, Any]:
         with pytest.raises(BadRequest):
             send(steno(handler))
         return sent[-1]
@@ -375,7 +375,7 @@ def test_what_was_changed_in_a_default_of_a_body_is_sent() -> None:
     assert body(lambda client: client.create_group(group)) == {"size": 8, "group_id": "g", "task": {"id": 1}}
 
 
-@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
     ("answers", "error"),
     [
@@ -416,7 +416,7 @@ def test_an_error_without_words_of_its_own_is_named_by_its_kind() -> None:
         raise httpx.ReadTimeout("", request=request)
 
     with pytest.raises(Unreachable, match=r"no answer from the proxy at http://proxy: ReadTimeout$"):
-        Steno("http://proxy", retries=0, transport=httpx.MockTransport(silent)).workers()
+        Client("http://proxy", retries=0, transport=httpx.MockTransport(silent)).workers()
 
 
 def events(*pairs: tuple[str, dict[str, Any]]) -> httpx.Response:
@@ -440,9 +440,9 @@ def test_events_go_on_from_the_last_cursor_after_a_lost_connection_until_the_ses
 async def test_after_the_last_cursor_there_are_no_events_and_nothing_is_asked(pauses: list[float]) -> None:
     asked: list[httpx.Request] = []
     ended = httpx.MockTransport(lambda request: asked.append(request) or events())
-    with Steno("http://proxy", transport=ended) as client:
+    with Client("http://proxy", transport=ended) as client:
         assert list(client.events("t", after="end")) == []
-    async with AsyncSteno("http://proxy", transport=ended) as waiting:
+    async with AsyncClient("http://proxy", transport=ended) as waiting:
         assert [event async for event in waiting.events("t", after="end")] == []
     assert asked == pauses == []
 
@@ -456,9 +456,12 @@ async def test_events_behind_a_redirect_are_refused_as_any_call_is() -> None:
     where = {"location": "https://proxy/sessions/t/events"}
     blocking = httpx.MockTransport(lambda request: httpx.Response(308, headers=where, content=iter([b"moved"])))
     waiting = httpx.MockTransport(lambda request: httpx.Response(308, headers=where, content=moved()))
-    with Steno("http://proxy", transport=blocking) as client, pytest.raises(StenoError, match="308 Permanent Redirect"):
+    with (
+        Client("http://proxy", transport=blocking) as client,
+        pytest.raises(StenoError, match="308 Permanent Redirect"),
+    ):
         list(client.events("t"))
-    async with AsyncSteno("http://proxy", transport=waiting) as client:
+    async with AsyncClient("http://proxy", transport=waiting) as client:
         with pytest.raises(StenoError, match="308 Permanent Redirect"):
             [event async for event in client.events("t")]
 
@@ -476,7 +479,9 @@ def test_a_name_that_clients_resolve_away_in_addresses_is_refused(name: str) -> 
 
 
 async def test_asynchronous_events_stop_at_a_refusal() -> None:
-    async with AsyncSteno("http://proxy", transport=httpx.MockTransport(lambda r: refusal(404, "not_found"))) as client:
+    async with AsyncClient(
+        "http://proxy", transport=httpx.MockTransport(lambda r: refusal(404, "not_found"))
+    ) as client:
         with pytest.raises(NotFound):
             async for _ in client.events("t"):
                 pass
@@ -486,8 +491,8 @@ def test_both_clients_offer_the_same_public_calls() -> None:
     def public(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")}
 
-    assert public(Steno) == public(AsyncSteno)
-    assert asyncio.iscoroutinefunction(AsyncSteno.close)
+    assert public(Client) == public(AsyncClient)
+    assert asyncio.iscoroutinefunction(AsyncClient.close)
 
 
 UPDATE = {"update_id": "u", "version": "run/1", "transport": "stream", "created_at": 1.0}
@@ -536,7 +541,7 @@ async def test_shards_go_up_in_pieces_from_either_kind_of_iterable() -> None:
         yield b"x"
         yield b"yz"
 
-    async with AsyncSteno("http://proxy", transport=httpx.MockTransport(handle)) as client:
+    async with AsyncClient("http://proxy", transport=httpx.MockTransport(handle)) as client:
         assert await client.upload_shard("u", "a.safetensors", 0, pieces()) == 3
         assert await client.upload_shard("u", "a.safetensors", 0, iter([b"x", b"yz"])) == 3
     assert bodies == [b"xyz", b"xyz"]

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from steno.client import client as module
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.contracts.errors import ConfigError
 
 
@@ -22,21 +22,21 @@ async def test_clients_of_one_process_read_the_trusted_certificates_once(monkeyp
     monkeypatch.setattr(module.httpx, "create_ssl_context", lambda: times.append(1) or read())
     module._trusted.cache_clear()
     for _ in range(2):
-        Steno("https://proxy").close()
-        await AsyncSteno("https://proxy").close()
+        Client("https://proxy").close()
+        await AsyncClient("https://proxy").close()
     assert len(times) == 1
 
 
 def test_a_client_with_a_transport_of_its_own_reads_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/not/there")
     module._trusted.cache_clear()
-    for kind in (Steno, AsyncSteno):
+    for kind in (Client, AsyncClient):
         assert kind("http://proxy", transport=httpx.MockTransport(lambda _: httpx.Response(200)))
         with pytest.raises(ConfigError):
             kind("http://proxy")
 
 
-@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_certificates_that_can_not_be_read_are_refused_by_the_variable_that_names_them(
     kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +50,7 @@ def test_certificates_that_can_not_be_read_are_refused_by_the_variable_that_name
         assert caught.value.field == "SSL_CERT_FILE"
 
 
-@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
@@ -74,7 +74,7 @@ def test_an_http_proxy_that_httpx_can_not_read_is_refused_by_its_variable_and_no
     assert caught.value.message.startswith(says) and "geh" not in caught.value.message
 
 
-@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:8000", "", "proxy", "http://h:port", "http://1.2.3.400", "http://[::1", "ws://h"]
 )
@@ -91,7 +91,7 @@ def test_a_url_that_is_no_proxys_is_refused_when_the_client_is_made(kind: type, 
 def test_a_url_that_is_refused_is_told_without_its_password(url: str) -> None:
     wanted = rf"^base_url: got '{url.partition('://')[0]}://\*\*\*@.*', must be http"
     with pytest.raises(ConfigError, match=wanted) as caught:
-        Steno(url)
+        Client(url)
     assert "geh" not in caught.value.message and "eim" not in caught.value.message
 
 
@@ -102,7 +102,7 @@ def test_certificates_that_can_be_read_are_not_blamed_for_another_variable(monke
     monkeypatch.setattr(module, "_trusted", no_key_log)
     monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
     with pytest.raises(FileNotFoundError):
-        Steno("http://proxy")
+        Client("http://proxy")
 
 
 def test_a_url_with_spaces_around_it_is_the_url() -> None:
@@ -110,10 +110,10 @@ def test_a_url_with_spaces_around_it_is_the_url() -> None:
         assert str(request.url) == "http://proxy/steno/sessions/a"
         return httpx.Response(204)
 
-    Steno(" http://proxy/steno/\n", transport=httpx.MockTransport(answer)).delete("a")
+    Client(" http://proxy/steno/\n", transport=httpx.MockTransport(answer)).delete("a")
 
 
-@pytest.mark.parametrize("kind", [Steno, AsyncSteno])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), 1e10])
 def test_a_timeout_that_sockets_do_not_take_is_refused_when_the_client_is_made(kind: type, seconds: float) -> None:
     with pytest.raises(ConfigError, match=f"^timeout_s: got {re.escape(str(seconds))}, must be above 0") as caught:
@@ -134,7 +134,7 @@ def test_new_clients_have_the_certificates_that_are_named_or_were_rotated_meanwh
 
     def read() -> int:
         for _ in range(2):
-            Steno("https://proxy").close()
+            Client("https://proxy").close()
         return len(times)
 
     assert read() == 1

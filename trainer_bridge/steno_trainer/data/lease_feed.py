@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableSet
 from dataclasses import dataclass, field
 from typing import Self
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, Gone, NotFound, StenoError, Superseded
 from steno.contracts.records import Sample
 from steno.contracts.runs.leases import MOST_LEASES, Lease, LeaseRequest
@@ -76,7 +76,7 @@ class LeaseFeed:
 
     def __init__(
         self,
-        client: AsyncSteno,
+        client: AsyncClient,
         *,
         run_id: str | None,
         consumer: str,

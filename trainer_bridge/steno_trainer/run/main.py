@@ -23,7 +23,7 @@ import msgspec
 import torch
 from rich.console import Console
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.config.object_store import ObjectStore
 from steno.contracts.errors import ConfigError, StenoError, Superseded
 from steno.contracts.runs.leases import Lease
@@ -148,7 +148,7 @@ def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[
     if lineage is None:
         yield None
         return
-    with Steno(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client, contextlib.ExitStack() as held:
+    with Client(settings.proxy, settings.key, retries=0, timeout_s=LEAVE_S) as client, contextlib.ExitStack() as held:
         try:
             tenure = held.enter_context(_tenure(settings, client, consumer_of(lineage)))
             _check_meeting(client, settings)
@@ -160,7 +160,7 @@ def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[
         yield tenure
 
 
-def _tenure(settings: RunSettings, client: Steno, trainer: str) -> TenureHolder:
+def _tenure(settings: RunSettings, client: Client, trainer: str) -> TenureHolder:
     """Raises: StenoError: as `TenureHolder.take`."""
     if settings.records is not None:  # no proxy is asked
         return TenureHolder(client, settings.run, trainer, None)
@@ -170,7 +170,7 @@ def _tenure(settings: RunSettings, client: Steno, trainer: str) -> TenureHolder:
     )  # fmt: skip
 
 
-def _check_meeting(client: Steno, settings: RunSettings) -> None:
+def _check_meeting(client: Client, settings: RunSettings) -> None:
     """Before the model is loaded. Raises: ConfigError: workers that there are now can't meet this machine over NCCL."""
     if settings.transport == "nccl" and not settings.is_offline:
         meeting_address(client.workers(), settings.proxy, settings.nccl_address)
@@ -209,7 +209,7 @@ class RankDuties:
         self._publisher: Publisher | None = None
         if not settings.is_offline:
             self._publisher = Publisher(
-                self._transport(), [AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=epoch)],
+                self._transport(), [AsyncClient(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=epoch)],
                 ranks=self._ranks, policy=settings.policy, run_id=settings.run, kv=settings.kv,
                 deadline_s=settings.push_deadline_s, takes_patches=self._takes_patches(),
             )  # fmt: skip
@@ -249,7 +249,7 @@ class RankDuties:
         if settings.transport == "nccl":
             from steno_trainer.weights.nccl.transport import NcclTransport, workers_of
 
-            steno = Steno(settings.proxy, settings.key)
+            steno = Client(settings.proxy, settings.key)
             return NcclTransport(
                 self._ranks, workers_of(steno, settings.policy), processes=settings.nccl_processes,
                 address=lambda: meeting_address(steno.workers(), settings.proxy, settings.nccl_address),
@@ -278,7 +278,7 @@ class RankDuties:
     def _takes_patches(self) -> Callable[[], bool]:
         if self._settings.push != "delta":
             return lambda: False  # nobody asks
-        return patch_takers(Steno(self._settings.proxy, self._settings.key, retries=0), self._settings.policy)
+        return patch_takers(Client(self._settings.proxy, self._settings.key, retries=0), self._settings.policy)
 
 
 def _leave_signals_to_the_first() -> None:
@@ -299,7 +299,7 @@ async def _lead(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(trackers.close)
         client = await stack.enter_async_context(
-            AsyncSteno(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=tenure.epoch)
+            AsyncClient(settings.proxy, settings.key, retries=CLIENT_RETRIES, epoch=tenure.epoch)
         )
         evaluator = await _evaluator(settings, stack)
         counts: Callable[[Lease], bool] = (

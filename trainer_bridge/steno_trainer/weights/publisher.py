@@ -1,6 +1,6 @@
 """Publishes new weights: a copy, full or by difference, a post to the proxy, and a thread that follows it while training goes on.
 
-    publisher = Publisher(FilesystemTransport(WeightsCopies(folder, ranks=ranks)), [AsyncSteno(url, key)], ranks=ranks)
+    publisher = Publisher(FilesystemTransport(WeightsCopies(folder, ranks=ranks)), [AsyncClient(url, key)], ranks=ranks)
     first = publisher.publish(version, ModelWeights(model))    # before any data is waited for: a broken path fails here
     publisher.wait(first, timeout_s=600)
     ...
@@ -52,7 +52,7 @@ class Publisher:
     ) -> None:
         """
         Args:
-            clients: `AsyncSteno`, one for each replica of the proxy; used in this publisher's thread alone, and closed with it.
+            clients: `AsyncClient`, one for each replica of the proxy; used in this publisher's thread alone, and closed with it.
             deadline_s: a worker that has not loaded an update by then is named as failed.
             takes_patches: whether every worker knows them now; asked on the first rank, before each push.
         """

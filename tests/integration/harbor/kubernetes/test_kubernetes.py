@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from tests.integration.harbor.conftest import Sessions
 from tests.integration.harbor.kubernetes.answers import Fault
 from tests.integration.harbor.kubernetes.cluster import REGISTRY, Cluster
@@ -96,7 +96,7 @@ def key_in(secret: dict[str, Any]) -> str:
 
 def no_key_in(cluster: Cluster, trial_id: str, stack: Stack) -> bool:
     """Keys of trials begin with their ids' prefix; none is in what the API was asked, but in Secrets."""
-    with Steno(stack.url, ADMIN) as client:
+    with Client(stack.url, ADMIN) as client:
         assert client.session(trial_id).counts.turns == 1
     keys = {(cluster.folder / name / "OPENAI_API_KEY") for name, secret in cluster.secrets.items() if secret["data"]}
     assert keys and not any(path.exists() for path in keys), "they went with their pods"

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, Unreachable
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.runs.leases import LeaseRequest
@@ -28,7 +28,7 @@ async def test_a_killed_proxy_loses_no_group_and_serves_none_twice(tmp_path: Pat
     options = ["--redis-url", redis_server.url]
     with running(tmp_path / "a", None, proxy=options) as first, running(tmp_path / "b", None, proxy=options) as second:
         store = RedisStore(redis_server.url, **PATIENT)
-        async with AsyncSteno(first.url, retries=0) as dying, AsyncSteno(second.url) as steno:
+        async with AsyncClient(first.url, retries=0) as dying, AsyncClient(second.url) as steno:
             trials = []
             for number in range(GROUPS):
                 made = await steno.create_group(GroupSpec(group_id=f"killed-{number}", run_id="killed", size=2))
@@ -68,7 +68,7 @@ async def test_a_dead_trainers_lease_is_served_by_the_other_replica(tmp_path: Pa
     options = ["--redis-url", redis_server.url]
     with running(tmp_path / "a", None, proxy=options) as first, running(tmp_path / "b", None, proxy=options) as second:
         store = RedisStore(redis_server.url, **PATIENT)
-        async with AsyncSteno(first.url) as one, AsyncSteno(second.url) as other:
+        async with AsyncClient(first.url) as one, AsyncClient(second.url) as other:
             await one.create_group(GroupSpec(group_id="dead", run_id="dead", size=1))
             await speak(store, "dead.0", TOKENS)
             await one.complete("dead.0", Completion(reward=1.0))
@@ -88,7 +88,7 @@ def ask(**fields: object) -> LeaseRequest:
 async def test_a_proxy_that_stops_lets_those_go_who_wait_for_what_may_come_later(tmp_path: Path) -> None:
     """Trainers wait for leases by the minute, and watchers for events: they ask another replica, and no log complains."""
     with running(tmp_path, None) as stack:
-        async with AsyncSteno(stack.url, retries=0) as steno:
+        async with AsyncClient(stack.url, retries=0) as steno:
             await steno.create_group(GroupSpec(group_id="later", run_id="later", size=1))
             leasing = asyncio.create_task(steno.lease(ask(run_id="later", wait_s=60)))
             watching = asyncio.create_task(watch(steno, "later.0"))
@@ -104,6 +104,6 @@ async def test_a_proxy_that_stops_lets_those_go_who_wait_for_what_may_come_later
         assert not [line for line in stack.logs().splitlines() if "ERROR" in line or "Traceback" in line]
 
 
-async def watch(steno: AsyncSteno, trial_id: str) -> None:
+async def watch(steno: AsyncClient, trial_id: str) -> None:
     async for _ in steno.events(trial_id):
         pass

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.contracts.records import IndexRow, floats_to_bytes, ids_to_bytes
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.wire.frames import Delta, Generate, Started, StreamEvent
@@ -249,7 +249,7 @@ async def test_a_record_that_can_not_be_read_is_served_with_the_reason_and_the_t
             by_itself = [turn.unreadable async for turn in proxy.steno.turns(trial)]
             assert by_itself[0] is None and bool(by_itself[1]) == ("prompt_digest" not in fields)
             await proxy.steno.complete(trial, Completion(reward=float(reward)))
-        with Steno(proxy.url) as steno:
+        with Client(proxy.url) as steno:
             for records, rows in ((Records.TURNS, 8), (Records.SAMPLES, 4)):
                 file = tmp_path / f"{records}.jsonl"
                 args = (steno, trials, file, ExportFormat.JSONL, records)
@@ -258,7 +258,7 @@ async def test_a_record_that_can_not_be_read_is_served_with_the_reason_and_the_t
             for chosen, rows in ((ExportFormat.ATIF, 8), (ExportFormat.CHAT, 8), (ExportFormat.SFT, 4)):
                 file = tmp_path / f"of-{chosen}"
                 assert await asyncio.to_thread(export_sessions, steno, trials, file, chosen) == rows
-        async with AsyncSteno(proxy.url) as client, LeaseFeed(client, run_id=run, consumer="t", ahead=1) as feed:
+        async with AsyncClient(proxy.url) as client, LeaseFeed(client, run_id=run, consumer="t", ahead=1) as feed:
             [leased] = await asyncio.wait_for(feed.take(1), 60)
             terms = TrainingTerms(
                 VersionHistory((PolicyVersion("base", 0),)),

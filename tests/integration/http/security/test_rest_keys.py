@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import BadRequest, Conflict, Forbidden
 from steno.contracts.rest import Completion, GroupSpec
 from steno.contracts.runs.claims import ClaimRequest
@@ -83,7 +83,7 @@ async def test_a_runs_key_makes_its_groups_reads_and_completes_its_trials_and_op
         await proxy.steno.create_group(GroupSpec(group_id="theirs", run_id="other", size=1))
         await proxy.steno.create_group(GroupSpec(group_id="nobodys", size=1))
         await proxy.steno.register("alone")
-        async with AsyncSteno(proxy.url, key, retries=0) as steno:
+        async with AsyncClient(proxy.url, key, retries=0) as steno:
             made = await steno.create_group(GroupSpec(group_id="g", run_id="mine/1", size=2))
             assert made == await steno.create_group(GroupSpec(group_id="g", run_id="mine/1", size=2))
             assert (await steno.group("g")).run_id == "mine/1" and (await steno.run("mine/1")).groups.running == 1
@@ -123,8 +123,8 @@ async def test_a_trial_that_is_taken_over_has_another_key_and_no_word_of_the_fir
         group = await proxy.steno.create_group(GroupSpec(group_id="g", run_id="mine", size=2))
         await proxy.steno.create_group(GroupSpec(group_id="h", run_id="theirs", size=1))
         async with (
-            AsyncSteno(proxy.url, key, retries=0) as one,
-            AsyncSteno(proxy.url, group.harness_key, retries=0) as two,
+            AsyncClient(proxy.url, key, retries=0) as one,
+            AsyncClient(proxy.url, group.harness_key, retries=0) as two,
         ):
             both = ClaimRequest(launcher="one", trial_ids=["g.1", "g.0"])
             first = await one.claim("g", both)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from steno.client.client import AsyncSteno, Steno
+from steno.client.client import AsyncClient, Client
 from steno.contracts.errors import Conflict, Forbidden, NotFound, Superseded, TrainerAlive
 from steno.contracts.policy import Manifest, ShardEntry, TensorEntry, UpdateSpec
 from steno.contracts.records import Limits
@@ -55,7 +55,7 @@ async def test_a_lease_waits_for_a_group(proxy: Proxy) -> None:
     await finished(proxy, "g")
     [one] = await asyncio.wait_for(waiting, 30)
     assert one.group.group_id == "g"
-    with Steno(proxy.url) as steno:
+    with Client(proxy.url) as steno:
         await asyncio.to_thread(steno.release, one.lease_id)
         [again] = await asyncio.to_thread(steno.lease, ask(wait_s=5))
     assert again.grants == 2
@@ -65,7 +65,7 @@ async def test_a_trainer_that_stops_before_it_heard_of_its_leases_holds_none(pro
     """The proxy has leased the group, and the answer is still on its way when the trainer ends."""
     granted = asyncio.Event()
 
-    class Slow(AsyncSteno):
+    class Slow(AsyncClient):
         async def lease(self, request: LeaseRequest) -> list[Lease]:  # type: ignore[override]
             found = await super().lease(request)
             if request.max_groups:
@@ -110,7 +110,7 @@ async def test_only_the_admin_key_opens_leases_and_runs() -> None:
     async with running(admin_key="admin-key-of-this-test", worker=False) as proxy:
         made = await proxy.steno.create_group(GroupSpec(group_id="g", run_id=RUN, size=1))
         for key in (made.harness_key, made.trials[0].api_key):
-            with Steno(proxy.url, key) as other:
+            with Client(proxy.url, key) as other:
                 for call in (
                     lambda: other.lease(ask()), lambda: other.acknowledge("x"), lambda: other.release("x"),
                     lambda: other.extend("x"), lambda: other.run(RUN), lambda: other.take_over(RUN, "t"),
@@ -158,7 +158,7 @@ async def test_a_trainer_takes_over_and_the_one_before_is_told_whatever_it_asks(
     for group_id in "ab":
         await finished(proxy, group_id)
     one = await proxy.steno.take_over(RUN, "t1")
-    async with AsyncSteno(proxy.url, epoch=one.epoch) as first:
+    async with AsyncClient(proxy.url, epoch=one.epoch) as first:
         [a] = await first.lease(ask())
         await first.post_update(update(1))
         waiting = asyncio.ensure_future(first.lease(ask(max_groups=2, wait_s=60)))
@@ -176,7 +176,7 @@ async def test_a_trainer_takes_over_and_the_one_before_is_told_whatever_it_asks(
         ):  # fmt: skip
             with pytest.raises(Superseded):
                 await call
-    async with AsyncSteno(proxy.url, epoch=two.epoch) as second:
+    async with AsyncClient(proxy.url, epoch=two.epoch) as second:
         again = await second.lease(ask(max_groups=2))
         assert [lease.group.group_id for lease in again] == ["a", "b"]
         await second.post_update(update(2))

@@ -12,7 +12,7 @@ import pytest
 import websockets
 from websockets.asyncio.client import unix_connect
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.rest import Trial
 from steno_rollouts.trials.containers import forward as forwards
 from steno_rollouts.trials.containers.forward import SOCKET, Forward, Route
@@ -25,7 +25,7 @@ def forward(folder: Path, trial: Trial) -> Forward:
     return Forward(folder / "socket", Route(trial.urls["anthropic"]), OWNER)
 
 
-async def test_a_websocket_of_the_trial_passes(client: Steno, tmp_path: Path) -> None:
+async def test_a_websocket_of_the_trial_passes(client: Client, tmp_path: Path) -> None:
     trial = client.register("sockets")
     path = str(tmp_path / "socket" / SOCKET)
     url, headers = "ws://127.0.0.1:8080/sockets/v1/responses", {"authorization": f"Bearer {trial.api_key}"}
@@ -44,7 +44,7 @@ async def test_a_websocket_of_the_trial_passes(client: Steno, tmp_path: Path) ->
     assert client.session("sockets").counts.turns == 2
 
 
-async def test_what_comes_behind_a_socket_that_is_refused_goes_nowhere(client: Steno, tmp_path: Path) -> None:
+async def test_what_comes_behind_a_socket_that_is_refused_goes_nowhere(client: Client, tmp_path: Path) -> None:
     trial = client.register("smuggler")
     asked = "upgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-version: 13\r\n"
     asked += "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
@@ -60,7 +60,7 @@ async def test_what_comes_behind_a_socket_that_is_refused_goes_nowhere(client: S
 
 
 async def test_whoever_runs_the_forwarder_may_enter_its_folder_whatever_the_umask_is(
-    client: Steno, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[Path, tuple[int, int]] = {}
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.records import Session
 from steno.contracts.rest import GroupSpec
 from steno.contracts.runs.claims import ClaimRequest
@@ -111,7 +111,7 @@ def agent(notes: Path, code: str) -> list[str]:
 
 
 def test_a_trial_runs_where_its_resource_is_and_is_scored_there(
-    cluster: Cluster, rollout: Rollout, client: Steno, sessions: Sessions, notes: Path
+    cluster: Cluster, rollout: Rollout, client: Client, sessions: Sessions, notes: Path
 ) -> None:
     """With a folder that is nowhere but on the launcher's side, and more output than may come back."""
     inner = rollout.folder / "tasks" / "one" / "environment"
@@ -250,7 +250,7 @@ def test_what_runs_on_nodes_ends_with_its_launcher_and_the_run_goes_on(
 
 
 def test_an_attempt_ends_on_its_node_when_another_launcher_has_taken_its_trial_over(
-    cluster: Cluster, rollout: Rollout, client: Steno, sessions: Sessions, notes: Path
+    cluster: Cluster, rollout: Rollout, client: Client, sessions: Sessions, notes: Path
 ) -> None:
     """Its launcher stands still: nobody else tells the node. 20 s pass until that looks. One recording each."""
     code = (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.records import Session
 from tests.integration.rollouts.conftest import ADMIN, until_served
 from tests.support.programs.ports import free_port
@@ -76,7 +76,7 @@ def roll_out(
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def sessions(client: Steno, run: str) -> list[Session]:
+def sessions(client: Client, run: str) -> list[Session]:
     return [session for session in client.sessions() if session.run_id == run]
 
 
@@ -89,7 +89,7 @@ def test_an_agent_with_tools_is_on_record_with_what_its_rewards_say(stack: Stack
     assert sorted((row["task_id"], row["reward"], row["end_reason"]) for row in results) == [
         ("amber", 1.0, "completed"), ("amber", 1.0, "completed"), ("cedar", 0.0, "completed"), ("cedar", 0.0, "completed"),
     ]  # fmt: skip
-    with Steno(stack.url, ADMIN) as client:
+    with Client(stack.url, ADMIN) as client:
         for session in sessions(client, "words"):
             assert session.metrics["calls"] == 2.0 and session.metrics["own_reward"] == (2.0 if session.reward else 0.0)
             assert session.metrics["right"] == (1.0 if session.reward else 0.0), "a reward without its weight"
@@ -114,7 +114,7 @@ def test_agents_of_one_trial_ask_by_their_names_and_one_of_them_has_the_reward(
     results = roll_out(stack, home, tmp_path, "pair", "steno_pair", options, *words)
     assert sorted((row["task_id"], row["reward"]) for row in results) == [("0", 1.0), ("1", 1.0)]
     assert all(row["metrics"].items() >= {"solver/right": 1.0, "critic/right": 0.25}.items() for row in results)
-    with Steno(stack.url, ADMIN) as client:
+    with Client(stack.url, ADMIN) as client:
         for session in sessions(client, "pair"):
             assert [turn.model for turn in client.turns(session.trial_id)] == ["solver", "critic"]
     (tmp_path / "other").mkdir()

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import ConfigError, Forbidden, StoreUnavailable
 from steno.contracts.runs.training_steps import TrainingStep, TrainingStepPage
 from steno_cli.commands import evaluate
@@ -101,7 +101,7 @@ class Proxy:
 
 
 def numbers_of(folder: Path, results: Path | None, proxy: Proxy | None, said: list[str]) -> StepNumbers:
-    return StepNumbers(folder, results, cast(AsyncSteno, proxy), said.append)
+    return StepNumbers(folder, results, cast(AsyncClient, proxy), said.append)
 
 
 async def test_numbers_join_those_of_the_trainer_and_what_could_not_be_posted_is_by_a_later_start(

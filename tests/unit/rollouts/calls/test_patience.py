@@ -12,7 +12,7 @@ import pytest
 
 from steno.contracts.errors import ArchiveUnreadable, Forbidden, ProtocolError, StoreFull, Unreachable
 from steno.contracts.rest import Completion, GroupSpec
-from steno_rollouts.calls.patience import PatientSteno
+from steno_rollouts.calls.patience import PatientClient
 from steno_rollouts.calls.posts import to_its_end
 
 SESSION = {"trial_id": "g.0", "created_at": 1.0, "updated_at": 2.0, "status": "completed", "reward": 1.0}
@@ -25,7 +25,7 @@ class Away:
         self.now = 0.0
         self.asked: list[float] = []
         self._back_s, self._answer = back_s, answer
-        self.client = PatientSteno(
+        self.client = PatientClient(
             "http://proxy",
             transport=httpx.MockTransport(self._handle),
             clock=lambda: self.now,

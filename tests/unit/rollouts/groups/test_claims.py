@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Gone, NotFound, StenoError
 from steno.contracts.records import Group, Session
 from steno.contracts.rest import Trial
@@ -37,7 +37,7 @@ class OlderProxy:
 
 async def test_every_trial_is_ones_own_and_it_is_asked_once() -> None:
     proxy = OlderProxy(there=True)
-    claims = Claims(cast(AsyncSteno, proxy))
+    claims = Claims(cast(AsyncClient, proxy))
     for _ in range(2):
         assert await claims.take("g", TRIAL) == Taken(TRIAL, None, mine=True)
     assert len(proxy.asked) == 1
@@ -45,12 +45,12 @@ async def test_every_trial_is_ones_own_and_it_is_asked_once() -> None:
 
 async def test_a_group_that_is_not_there_is_no_older_release() -> None:
     with pytest.raises(NotFound, match="no group g"):
-        await Claims(cast(AsyncSteno, OlderProxy(there=False))).take("g", TRIAL)
+        await Claims(cast(AsyncClient, OlderProxy(there=False))).take("g", TRIAL)
 
 
 async def test_a_trial_that_it_says_was_deleted_has_ended_and_is_nobodys() -> None:
     proxy = OlderProxy(there=True, says=Gone("session g.0 is closed"))
-    taken = await Claims(cast(AsyncSteno, proxy)).take("g", TRIAL)
+    taken = await Claims(cast(AsyncClient, proxy)).take("g", TRIAL)
     assert (taken.mine, taken.trial.session.status, taken.trial.session.end_reason) == (False, "deleted", "deleted")
 
 
@@ -79,7 +79,7 @@ class SlowProxy:
 async def test_claims_of_several_groups_are_renewed_together_and_not_of_all() -> None:
     """Of hundreds one after the other, the last would run out before its turn came, and another launcher would run its trial."""
     proxy = SlowProxy()
-    claims = Claims(cast(AsyncSteno, proxy), ttl_s=1.0)
+    claims = Claims(cast(AsyncClient, proxy), ttl_s=1.0)
     for number in range(GROUPS_AT_ONCE + 1):
         session = TRIAL.session.model_copy(update={"trial_id": f"g{number}.0"})
         assert (await claims.take(f"g{number}", TRIAL.model_copy(update={"session": session}))).mine

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Conflict, Gone, NotFound, StenoError
 from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
@@ -101,7 +101,7 @@ class Proxy:
         counts = Counts(turns=turns)
         self.session = Session(trial_id="g.0", group_id="g", created_at=created_at, updated_at=0.0, counts=counts)
         self.posted: list[Completion] = []
-        self.client = cast(AsyncSteno, SimpleNamespace(session=self._recorded, complete=self._complete))
+        self.client = cast(AsyncClient, SimpleNamespace(session=self._recorded, complete=self._complete))
         trial = Trial(session=self.session, urls={"openai": "o", "anthropic": "a", "gemini": "g"})
         self.assignment = Assignment(trial, Task("t", {}), "epoch-0")
 

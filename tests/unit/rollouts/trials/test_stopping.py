@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, Trial
 from steno_rollouts.outcome import CommandOutcome, EndReason, TrialResult
@@ -65,7 +65,7 @@ class Ran:
         self.session = Session(trial_id="g.0", group_id="g", created_at=0.0, updated_at=0.0)
         self.told: list[TrialResult] = []
         self.not_needed = asyncio.Event()
-        client = cast(AsyncSteno, SimpleNamespace(session=self._recorded, complete=self._complete))
+        client = cast(AsyncClient, SimpleNamespace(session=self._recorded, complete=self._complete))
         self._runner = TrialRunner(client, player, RunnerOptions(("agent",), folder, inherited={}))
         self._assignment = Assignment(Trial(session=self.session, urls={}), Task("t", {}), "epoch-0")
 

@@ -12,7 +12,7 @@ import pytest
 from steno.contracts.errors import NotFound
 from steno.contracts.records import Counts
 from steno.contracts.rest import Trial
-from steno_rollouts.calls.patience import PatientSteno
+from steno_rollouts.calls.patience import PatientClient
 from steno_rollouts.outcome import CommandOutcome, EndReason
 from steno_rollouts.tasks.task import Task
 from steno_rollouts.trials.executor import Executor, Exit, TrialJob
@@ -45,7 +45,7 @@ class Proxy:
         self.asked: list[str] = []
         self.now = 0.0
         self._times, self._answer = times, answer
-        self.client = PatientSteno(
+        self.client = PatientClient(
             "http://proxy", transport=httpx.MockTransport(self._handle), clock=lambda: self.now, sleep=self._sleep,
             patience_s=patience_s,
         )  # fmt: skip

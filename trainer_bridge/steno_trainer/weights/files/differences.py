@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.errors import StenoError
 from steno.contracts.policy import PATCHES, Manifest, PatchEntry, ShardEntry
 from steno_trainer.data.staleness import PolicyVersion
@@ -185,7 +185,7 @@ class WeightsDifferences(WeightsCopies):
         return shards
 
 
-def patch_takers(steno: Steno, policy: str) -> Callable[[], bool]:
+def patch_takers(steno: Client, policy: str) -> Callable[[], bool]:
     """Asks the proxy whether all workers of a policy that are there know patches. Where it can't be asked, they do not."""
 
     def ask() -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from steno.client.client import Steno
+from steno.client.client import Client
 from steno.contracts.policy import Manifest, NcclRendezvous, TensorEntry
 from steno_trainer.data.staleness import PolicyVersion
 from steno_trainer.distributed.ranks import Ranks
@@ -304,7 +304,7 @@ def _check(told_by_rank: list[list[dict[str, Any] | str]]) -> None:
         raise PushFailed(problem)
 
 
-def workers_of(steno: Steno, policy: str) -> Callable[[], dict[str, float]]:
+def workers_of(steno: Client, policy: str) -> Callable[[], dict[str, float]]:
     """Asks the proxy for the workers that can take part now: connected, healthy, with weights of this policy."""
 
     def ask() -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import Forbidden, Gone, StenoError, StoreUnavailable, Unreachable
 from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Completion, Trial
@@ -241,7 +241,7 @@ async def test_only_the_trial_of_which_the_proxy_can_not_be_told_ends(
     python.chmod(0o700)
     plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
     settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=Path("trials"))
-    client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
+    client = cast(AsyncClient, SimpleNamespace(session=recorded, complete=complete))
     options = RunnerOptions((), settings.work_dir, retries=0)
     runner = TrialRunner(client, ExecutorPlayer(client, HarborExecutor(plan, settings, begin), options), options)
     task = Task("t", {"steps": [{"name": "one"}, {"name": "two"}]}, folder=tmp_path / "task")
@@ -276,7 +276,7 @@ async def test_a_clean_up_that_fails_is_said_and_the_verdict_counts(
     plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
     settings = RolloutSettings(harbor="x", agent="codex", environment="podman", work_dir=folder.parent)
     options = RunnerOptions((), settings.work_dir)
-    player = ExecutorPlayer(cast(AsyncSteno, SimpleNamespace()), HarborExecutor(plan, settings), options)
+    player = ExecutorPlayer(cast(AsyncClient, SimpleNamespace()), HarborExecutor(plan, settings), options)
     session = Session(trial_id="g.0", created_at=0.0, updated_at=0.0)
     trial = Trial(session=session, urls=dict(ADDRESSES.urls))
     task = Task("t", {}, folder=tmp_path / "task")
@@ -319,7 +319,7 @@ async def reached(tmp_path: Path, trials: list[str], lost: str) -> list[TrialRes
     python.chmod(0o700)
     plan = HarborPlan(HarborPython(python, "", frozenset(), frozenset()), "codex", None, POINTINGS["codex"])
     settings = RolloutSettings(harbor="x", agent="codex", environment="daytona", work_dir=tmp_path / "trials")
-    client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
+    client = cast(AsyncClient, SimpleNamespace(session=recorded, complete=complete))
     options = RunnerOptions((), settings.work_dir, retries=1)
     runner = TrialRunner(client, ExecutorPlayer(client, HarborExecutor(plan, settings), options), options)
     task = Task("t", {}, folder=tmp_path / "task")

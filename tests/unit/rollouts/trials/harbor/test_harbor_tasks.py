@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import ConfigError
 from steno.contracts.records import Counts, Session
 from steno.contracts.rest import Trial
@@ -161,7 +161,7 @@ async def played_late(tmp_path: Path, toml: str, timeout_s: float | None) -> tup
     async def recorded(_: str) -> Session:
         return session
 
-    client = cast(AsyncSteno, SimpleNamespace(session=recorded))
+    client = cast(AsyncClient, SimpleNamespace(session=recorded))
     options = RunnerOptions((), tmp_path, timeout_s=timeout_s)
     player = ExecutorPlayer(client, HarborExecutor(plan, settings), options)
     assignment = Assignment(Trial(session=session, urls=dict(ADDRESSES.urls)), found, "epoch-0")

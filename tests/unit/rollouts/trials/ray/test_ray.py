@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from steno.client.client import AsyncSteno
+from steno.client.client import AsyncClient
 from steno.contracts.errors import ConfigError, Forbidden, Gone, StenoError, StoreUnavailable, Unreachable
 from steno.contracts.records import Session
 from steno.contracts.rest import Completion, Trial
@@ -75,7 +75,7 @@ async def test_a_node_that_is_not_ready_fails_the_attempt_which_is_tried_again(
     async def complete(_: str, end: Completion) -> Session:
         return SESSION.model_copy(update=end.model_dump(exclude={"metrics"}))
 
-    client = cast(AsyncSteno, SimpleNamespace(session=recorded, complete=complete))
+    client = cast(AsyncClient, SimpleNamespace(session=recorded, complete=complete))
     options = RunnerOptions((), tmp_path, retries=1)
     for answers, reason in (((late, WELL), "completed"), ((late, late), "start_failed")):
         results: list[TrialResult] = []
@@ -100,7 +100,7 @@ async def test_a_trial_that_was_deleted_while_a_node_played_it_ends_alone(tmp_pa
     async def gone(*_: object) -> Session:
         raise Gone("session g.0 is closed")
 
-    client = cast(AsyncSteno, SimpleNamespace(session=gone, complete=gone))
+    client = cast(AsyncClient, SimpleNamespace(session=gone, complete=gone))
     player = ray_player(tmp_path, Answer("10.0.0.7", problem=(Gone.code, "session g.0 is closed")))
     results: list[TrialResult] = []
     await TrialRunner(client, player, RunnerOptions((), tmp_path)).run(ASSIGNMENT, results.append)

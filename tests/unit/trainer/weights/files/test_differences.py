@@ -242,7 +242,7 @@ def test_other_trainers_copies_are_full_in_any_case(tmp_path: Path) -> None:
 
 
 class Fleet:
-    """`Steno`, as far as it is asked for workers."""
+    """`Client`, as far as it is asked for workers."""
 
     def __init__(self, *workers: WorkerView | None) -> None:
         self._workers = workers
