@@ -42,7 +42,7 @@ class PackedBatch:
     segment, what leads to its first token, in order; none: nothing does.
 
     Of the trained tokens, in the order of rows: predictor_N int64, the position in S whose state predicts it; targets_N int64;
-    sampling_logprobs_N, temperatures_N, advantages_N, weights_N float32; version_N int64, index into `versions`. All finite. N is
+    sampling_logprobs_N, temperatures_N, advantages_N, weights_N float32. All finite. N is
     0 in a dummy. sequence_N int64: which of `sequences` a token is of (what has one importance ratio); sequence_tokens_N int64:
     of how many.
     """
@@ -57,11 +57,9 @@ class PackedBatch:
     temperatures_N: Tensor
     advantages_N: Tensor
     weights_N: Tensor
-    version_N: Tensor
     sequence_N: Tensor
     sequence_tokens_N: Tensor
     sequences: int
-    versions: tuple[str, ...]
 
     @property
     def loss_mask_N(self) -> Tensor:
@@ -95,7 +93,6 @@ def collate(
         raise BadBatch(f"no advantage for trial {', '.join(missing)}")
     starts = [0, *accumulate(row.tokens for row in rows)]
     trie = _trie(rows, share)
-    versions = tuple(sorted({version for row in rows for version in row.versions}))
     trained = [row.loss_mask_T.nonzero()[:, 0] for row in rows]
     counts = [len(positions) for positions in trained]
 
@@ -108,7 +105,6 @@ def collate(
 
     numbers_N = _sequences(rows, trained, starts, level)
     _, sequence_N, tokens_Q = torch.unique_consecutive(numbers_N, return_inverse=True, return_counts=True)
-    renumbered = [torch.tensor([versions.index(version) for version in row.versions]) for row in rows]
     return PackedBatch(
         input_ids_1S=_cat(trie.ids)[None],
         position_ids_1S=_cat(trie.positions)[None],
@@ -120,11 +116,9 @@ def collate(
         temperatures_N=picked("temperatures_T", torch.float32),
         advantages_N=spread([advantages[row.trial_id] for row in rows]),
         weights_N=spread(weights),
-        version_N=_cat([new[row.version_T[where]] for new, row, where in zip(renumbered, rows, trained, strict=True)]),
         sequence_N=sequence_N,
         sequence_tokens_N=tokens_Q[sequence_N],
         sequences=len(tokens_Q),
-        versions=versions,
     )
 
 

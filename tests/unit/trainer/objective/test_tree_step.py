@@ -150,7 +150,6 @@ def test_what_two_trials_sampled_alike_has_a_term_for_each():
         0.5,
     ]
     assert packed.temperatures_N.tolist() == [0.5, 0.5, 1.0, 1.0]
-    assert [packed.versions[number] for number in packed.version_N] == ["a/7", "a/7", "a/0", "a/0"]
     assert packed.sampling_logprobs_N[1] != packed.sampling_logprobs_N[3]
 
 

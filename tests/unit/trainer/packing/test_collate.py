@@ -41,7 +41,6 @@ def test_a_micro_batch_lists_the_trained_tokens_and_the_positions_before_them():
     assert packed.temperatures_N.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0, 1.0]
     assert packed.advantages_N.tolist() == [0.5] * 4 + [-1.0] * 2
     assert packed.weights_N.tolist() == [0.25] * 4 + [0.125] * 2
-    assert [packed.versions[i] for i in packed.version_N] == ["a/2"] * 2 + ["a/4"] * 2 + ["a/3"] * 2
     assert packed.sampling_logprobs_N.isfinite().all()
     assert packed.loss_mask_N.all() and len(packed.loss_mask_N) == 6
 
@@ -69,7 +68,6 @@ def test_an_empty_micro_batch_is_a_dummy_of_the_same_form():
         "temperatures_N",
         "advantages_N",
         "weights_N",
-        "version_N",
         "sequence_N",
         "sequence_tokens_N",
     ):
@@ -105,7 +103,6 @@ def test_a_row_keeps_its_completions_on_its_way_to_other_ranks():
 def test_tensors_move_together():
     packed = collate(rows(), {"g.0": 0.5, "g.1": -1.0}, [0.25, 0.125]).to("meta")
     assert {packed.input_ids_1S.device.type, packed.weights_N.device.type} == {"meta"}
-    assert packed.versions == ("a/2", "a/3", "a/4")
 
 
 def test_a_trial_without_an_advantage_and_weights_that_do_not_fit_are_refused():
