@@ -12,7 +12,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from steno_proxy.tracing.traces import UNSENT
+from steno_proxy.tracing.exporter import UNSENT
 
 PATH = "/v1/traces"
 

@@ -11,13 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from steno.config.extras import how_to_install, missing
 from steno.contracts.errors import ConfigError, StenoError
 from steno.contracts.records import Session, Turn
 from steno_proxy import metrics
 from steno_proxy.config.settings import ProxySettings
+from steno_proxy.tracing.exporter import UNSENT, Exporter
 from steno_proxy.tracing.seen import Seen, SeenEnd, SeenRefusal, SeenTurn, TurnMove
 
 if TYPE_CHECKING:
@@ -39,18 +40,6 @@ SEND_S = 10.0
 """That one request may take."""
 FINAL = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """Statuses after which the same spans would be refused again."""
-UNSENT = -1
-"""In place of a status: these spans can't be sent at all. They are too large, say."""
-
-
-class Exporter(Protocol):
-    """What sends spans. Returns: None: they were taken; else the HTTP status that refused them, 0 where nobody answered, or
-    UNSENT."""
-
-    def send(self, spans: Sequence[ReadableSpan]) -> int | None: ...
-    def close(self) -> None:
-        """Also ends a `send` that waits."""
-        ...
 
 
 class WaitingSpan(NamedTuple):

@@ -17,9 +17,9 @@ from steno.contracts.chat import IMAGES, Job
 from steno.contracts.errors import BadRequest, ConfigError, StenoError
 from steno.contracts.records import ForkReason
 from steno.contracts.wire.frames import Count, Counted, Generate, ModelCard, Started, StreamEvent
-from steno_worker.engines.litellm.errors import translate
 from steno_worker.engines.litellm.reader import ChunkReader
 from steno_worker.engines.litellm.request import LiteLLMRequest, litellm_request
+from steno_worker.engines.upstream_errors import translate
 from steno_worker.interfaces import TokenTally
 from steno_worker.weights.fixed import FixedWeights
 

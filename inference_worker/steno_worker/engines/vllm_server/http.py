@@ -1,6 +1,6 @@
 """HTTP to a vLLM server: the routes that give token ids, and no more. Over aiohttp, which LiteLLM brings.
 
-LiteLLM itself would leave the ids out. An answer with an error status becomes an error of ours (`engines/litellm/errors.py`).
+LiteLLM itself would leave the ids out. An answer with an error status becomes an error of ours (`engines/upstream_errors.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from steno.contracts.errors import ConfigError, EngineFailed, StenoError
-from steno_worker.engines.litellm.errors import translate
+from steno_worker.engines.upstream_errors import translate
 
 CONNECT_S = 10.0
 SESSION = "x-session-id"

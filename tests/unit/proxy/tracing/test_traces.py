@@ -10,10 +10,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from steno_proxy import metrics
 from steno_proxy.tracing import traces as module
+from steno_proxy.tracing.exporter import UNSENT
 from steno_proxy.tracing.otlp import OtlpExporter
 from steno_proxy.tracing.seen import SeenEnd, SeenTurn
 from steno_proxy.tracing.spans import resource, span_of
-from steno_proxy.tracing.traces import AT_ONCE, TRIES, UNSENT, Traces
+from steno_proxy.tracing.traces import AT_ONCE, TRIES, Traces
 from tests.support.programs.ports import free_port
 from tests.support.records.recordings import conversation, session
 

@@ -12,7 +12,7 @@ import litellm.exceptions as upstream
 import pytest
 
 from steno.contracts.errors import BadRequest, ContextOverflow, EngineFailed, StenoError, TooManyRequests
-from steno_worker.engines.litellm.errors import MAX_CHARS, retry_after_s, translate
+from steno_worker.engines.upstream_errors import MAX_CHARS, retry_after_s, translate
 
 WHO = {"llm_provider": "openai", "model": "m"}
 KEY = "sk-very-secret"
