@@ -82,15 +82,15 @@ class LeaseContract:
 
         await finished(store, "g")
         assert not await over()
-        await store.runs.rollouts(RUN, True)
+        await store.runs.set_rollouts_over(RUN, True)
         assert await over() and not await over("other")
         await group(store, "g")
         await group(store, "eval", purpose="eval")
         assert await over(), "a group that was there, or is not trained, says nothing"
         await group(store, "new")
         assert not await over()
-        await store.runs.rollouts(RUN, True)
-        await store.runs.rollouts(RUN, False)
+        await store.runs.set_rollouts_over(RUN, True)
+        await store.runs.set_rollouts_over(RUN, False)
         assert not await over()
 
     async def test_an_acknowledged_group_is_never_served_again(self, store: SessionStore) -> None:

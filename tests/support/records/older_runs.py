@@ -155,7 +155,7 @@ class OlderRuns(RedisRuns):
         if outcome == SUPERSEDED:
             raise superseded(run_id, newest)
 
-    async def rollouts(self, run_id: str | None, over: bool) -> None:
+    async def set_rollouts_over(self, run_id: str | None, over: bool) -> None:
         await self._run("rollouts", run_id, None, int(over))
 
     async def close_due(self, *, now: float | None = None) -> None:

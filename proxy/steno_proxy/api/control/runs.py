@@ -110,7 +110,7 @@ async def list_runs(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
     "registered afterwards takes it back",
 )
 async def rollouts(request: Request, run_id: RunId, body: RolloutsOver) -> Response:
-    await services(request).store.runs.rollouts(run_id, body.over)
+    await services(request).store.runs.set_rollouts_over(run_id, body.over)
     log.info("run %s: %s", run_id, "its rollouts are over" if body.over else "more rollouts come")
     return encoded(request, body)
 

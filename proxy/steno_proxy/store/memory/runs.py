@@ -157,7 +157,7 @@ class MemoryRuns:
         made = [(run_id, run.newest_at) for run_id, run in self._runs.items() if run.newest_at is not None]
         return sorted(made, key=lambda pair: pair[1], reverse=True)[:limit]
 
-    async def rollouts(self, run_id: str | None, over: bool) -> None:
+    async def set_rollouts_over(self, run_id: str | None, over: bool) -> None:
         self._run(run_id).over = over
 
     async def close_due(self, *, now: float | None = None) -> None:

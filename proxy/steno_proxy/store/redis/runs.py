@@ -238,7 +238,7 @@ class RedisRuns:
         newest = sorted(found.items(), key=lambda run: run[1], reverse=True)
         return [(run_id_of(tag.decode()), made_at) for tag, made_at in newest[:limit]]
 
-    async def rollouts(self, run_id: str | None, over: bool) -> None:
+    async def set_rollouts_over(self, run_id: str | None, over: bool) -> None:
         await self._change(run_id, RunQuery(), lambda run, at: setattr(run, "over", over), now=0.0)
 
     async def _known(self) -> list[tuple[bytes, bytes]]:

@@ -104,7 +104,7 @@ class RunStore(Protocol):
         """So many runs that have groups, and when the last group was made, newest first."""
         ...
 
-    async def rollouts(self, run_id: str | None, over: bool) -> None:
+    async def set_rollouts_over(self, run_id: str | None, over: bool) -> None:
         """Whoever rolls out says whether no more training groups come (`RunView.rollouts_over`). One that is registered takes
         it back."""
         ...
