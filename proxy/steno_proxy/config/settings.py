@@ -150,7 +150,7 @@ class ProxySettings(Settings):
     trial_streams: int | None = Field(
         None,
         ge=1,
-        description="requests of one trial in flight at the same time, at each replica; more: 429; unset: no limit",
+        description="requests of one trial in flight at once, whatever their n, at each replica; more: 429; unset: no limit",
     )
     shutdown_s: float = Field(30.0, ge=0, description="seconds after SIGTERM for open streams to finish")
 

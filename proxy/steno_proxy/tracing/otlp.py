@@ -56,7 +56,7 @@ class OtlpExporter:
         self._status = response.status_code
 
     def send(self, spans: Sequence[ReadableSpan]) -> int | None:
-        """As `traces.Exporter`."""
+        """As `exporter.Exporter`."""
         self._status, asked = 0, self._session.asked
         if self._exporter.export(spans) is SpanExportResult.SUCCESS:
             return None
