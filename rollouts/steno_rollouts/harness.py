@@ -36,7 +36,8 @@ from steno_rollouts.trials.runner import FailedTrial, TrialRunner
 FULL_S = 5.0
 """Between two looks at whether a full store takes a new group."""
 LOOKS = 10
-"""Looks at what is in hand between two at whom a held back group waits for, and at other launchers' trials."""
+"""While no group is admitted, each `LOOKS`-th look at the groups in hand also tells observers why, and looks at trials of other
+launchers."""
 
 
 class RolloutsStopped(StenoError):
@@ -90,9 +91,9 @@ class Rollouts:
         Args: done: trials known to have ended, by id (`results.ended_trials`); a group of nothing else is not looked up again.
         Returns: results of all trials, in the order in which they ended.
         Cancelled: trials that run are ended as `cancelled`; those that have not begun too, unless the run is resumable.
-        Raises: RolloutsStopped: too many trials failed before their first turn; those that ran have ended, those that failed so
-            are open. StenoError: the proxy refuses, or can't be reached. All that ran has been ended; on record, the trial whose
-            attempt raised this is open, like those that have not begun, where the run is resumable.
+        Raises: RolloutsStopped: too many trials failed before their first turn. Trials that ran have ended; those that failed so
+            are open if the run is resumable. StenoError: the proxy refuses, or can't be reached. All that ran has been ended; on
+            record, the trial whose attempt raised this is open if the run is resumable, like those that have not begun.
         """
         if self._runs:
             raise RuntimeError(
@@ -131,8 +132,8 @@ class Rollouts:
             await self._pool.until_all_ended()
 
     async def _plan(self, plan: Planned, done: Mapping[str, TrialResult]) -> None:
-        """Start a group; or tell of one that has ended. One of which every trial failed before its first turn, when these
-        rollouts had not begun, is made anew under another name: what its trials were to say is not known yet."""
+        """Start a group, or report one that has ended. If all its trials had failed before their first turn before these rollouts
+        began, a new group with another name takes its place: nothing is known of the policy by it."""
         for again in itertools.count():
             named = replace(plan, round=f"{plan.round}+{again}") if again else plan
             identity = group_id(self.options.run_id, named.task.task_id, named.round)

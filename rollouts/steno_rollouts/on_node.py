@@ -202,8 +202,8 @@ class Attempt:
 
 
 async def _while_its_own(client: Any, session: Any, attempt: Coroutine[Any, Any, Any]) -> Any:
-    """What `attempt` returns. It is ended once its trial has another key: whoever started it is cut off or stands still, another
-    launcher has taken the trial over, and what it says is on no record."""
+    """What `attempt` returns. It is ended as `interrupted` once its trial has another key: its launcher is cut off or hangs,
+    another one has taken the trial over, and no turn of the attempt is recorded any more."""
     from steno_rollouts.outcome import CommandOutcome, EndReason
     from steno_rollouts.trials.executor import Exit
     from steno_rollouts.trials.play import unless_told

@@ -118,7 +118,7 @@ def is_scored_later(session: Session) -> bool:
 
 
 def has_no_end(session: Session) -> bool:
-    """It runs; or a limit of its own has ended it, and whoever ran it has not said how."""
+    """Whether a trial runs, or a limit of its own has ended it and its launcher has not posted its end."""
     return session.status == "open" or (session.awaits_reward and not is_scored_later(session))
 
 

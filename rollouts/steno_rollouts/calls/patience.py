@@ -1,9 +1,9 @@
 """The launcher's client of the proxy: while the proxy or its store is away, it asks again until they are back, and says so.
 Trials that run go on meanwhile, and the end of one that has been scored is not lost.
 
-Once the rollouts are told to stop, what they still post (`posts.py`) is tried for half a minute, as is at any time what waiting
-may not mend: an archive that can't be read, say. It does not ask a full store again: new groups wait for room (`harness.py`), and
-what runs goes on.
+Once the rollouts are told to stop, a post (`posts.py`) is repeated for half a minute only. So is, at any time, a call that fails
+for a reason that waiting may not mend: an archive that can't be read, say. A call that a full store refuses is not repeated: new
+groups wait for room (`harness.py`), and trials that run go on.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _STOP: ContextVar[Stop | None] = ContextVar("steno-stop", default=None)
 
 
 def told_to_stop() -> bool:
-    """Whether rollouts that were cancelled or have failed wait for what is being posted here: then a proxy that is away is not
-    asked for ever."""
+    """Whether the caller is a post that cancelled or failed rollouts wait for: then it must not ask a proxy that is away for
+    ever."""
     stop = _STOP.get()
     return stop is not None and stop.told
 
@@ -45,7 +45,7 @@ def is_post(task: asyncio.Task[Any]) -> bool:
 
 
 async def to_its_end(post: Awaitable[None], *, stopping: bool = False) -> None:
-    """However often this is cancelled meanwhile: then CancelledError is raised once it has ended. Raises: what it raises.
+    """Run `post` to its end, even if cancelled meanwhile: CancelledError is raised after that. Raises: what `post` raises.
 
     Args: stopping: the rollouts are cancelled, or have failed, already."""
     stop = _STOP.get() or Stop()

@@ -1,10 +1,10 @@
 """Handles trials that fail before their first turn: a missing command, an agent that can't start, a wrong address.
 
-Nothing is known of the policy by it, and the next trial would mostly fail as this one did. So the first trial runs alone until
-it has a turn on record; and what failed before its first turn is left open at the proxy until it is known why: given up once a
-trial that began later has come further (it was that one trial's own fault), where none can begin until it is, or where none does
-any more; left for the next start of the run once too many have failed in a row. Bookkeeping only: `TrialPool` does what is said
-here.
+Such a failure says nothing of the policy, and the next trial would mostly fail in the same way. So the first trial runs alone
+until it has a turn on record. A trial that failed before its first turn is held: it stays open at the proxy. It is given up once
+a trial that began later has come further (then the fault was its own), if no trial can begin before it is given up, or if none
+begins any more. If too many fail in a row, a resumable run keeps the held ones for its next start. Bookkeeping only: `TrialPool`
+does what is said here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class FirstTurns:
     Attributes:
         stopped: the failure that stopped the rollouts; None: nothing has.
         proven: a trial has had its first turn, or has ended well without.
-        in_a_row: how many have failed since a trial that began later has come further.
-        held: what failed before its first turn since a trial that began later has come further, by number.
+        in_a_row: how many have failed without a trial that began later and came further.
+        held: those of them that are not given up yet, by number.
     """
 
     def __init__(self, stop_after: int) -> None:
@@ -73,7 +73,8 @@ class FirstTurns:
         return [self.held.pop(earlier) for earlier in sorted(self.held) if earlier < number]
 
     def failed(self, number: int, failed: FailedTrial) -> bool:
-        """Whether the rollouts are to stop (`stop`), unless one of the trials that run and began later has had a turn."""
+        """Hold a failed trial. Returns: whether the rollouts must stop (`stop`), unless a trial that runs and began later has had
+        a turn."""
         self.held[number] = failed
         return self.too_many
 
@@ -82,8 +83,8 @@ class FirstTurns:
         return self.in_a_row >= self.stop_after
 
     def let_go(self) -> list[FailedTrial]:
-        """No trial begins before those held are given up, or none does any more. Returns: them; they count as failed in a row all
-        the same."""
+        """Called if no trial can begin before the held ones are given up, or none begins any more. Returns: the held ones; they
+        still count as failed in a row."""
         self._given_up += len(self.held)
         return [self.held.pop(number) for number in sorted(self.held)]
 

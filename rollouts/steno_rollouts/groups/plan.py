@@ -73,7 +73,7 @@ class Observer(Protocol):
         """Before its first turn; `trial_ended` follows if it is given up and not run again."""
 
     def held_back(self, why: str | None) -> None:
-        """The staleness bound admits no group now, and why, told again as that changes; None: it does again."""
+        """Why no group can be made now (staleness bound, full store), again from time to time; None: groups are made again."""
 
 
 def epochs(tasks: Sequence[Task], count: int, shuffle_seed: int | None = None) -> Iterator[Planned]:

@@ -59,7 +59,7 @@ class Registration:
         return found
 
     def forget(self) -> None:
-        """Answers that are still to come are not waited for."""
+        """Cancel the posts that have no answer yet."""
         for _, asked in self._unanswered:
             asked.cancel()
         self._unanswered.clear()

@@ -145,7 +145,7 @@ class GroupScores:
     async def _scored_by(
         self, group: _Group, sessions: Sequence[Session], awaiting: Sequence[Session], last: Session
     ) -> None:
-        """If the trial `last` is these rollouts' to claim, also when the function has answered."""
+        """Score the group if these rollouts get the claim of its trial `last`, before the function is called and again after."""
         granted, _ = await self._claimed(group, last.trial_id)
         if not granted:
             group.elsewhere = last.trial_id
@@ -197,7 +197,8 @@ class GroupScores:
         return taken.mine, taken.epoch
 
     async def _asked(self, group: _Group, sessions: Sequence[Session]) -> dict[str, CommandOutcome]:
-        """Also of trials that have their rewards: whoever posted them was killed before the group's last one."""
+        """What the function says of each trial. It gets also those with rewards: their launcher may have been killed while it
+        posted them."""
         assert self._function is not None
         scored = [
             one for one in sessions if one.awaits_reward or (one.status == "completed" and one.reward is not None)

@@ -51,5 +51,5 @@ class SpareTrials:
 
     @property
     def groups(self) -> set[str]:
-        """Those of which trials run here that may have to stop."""
+        """Groups with trials that run here and may have to stop."""
         return {group_id for group_id in self._running if not self.enough(group_id)}

@@ -97,7 +97,7 @@ class TrialPool:
         return found
 
     async def begin(self, waiting: Assignment) -> asyncio.Task[None] | None:
-        """Once there is a place for it. None: it has ended, is another launcher's, or the rollouts have been stopped."""
+        """Start a trial once there is a place. None: it has ended, another launcher has it, or the rollouts are stopped."""
         await self.places.acquire()
         trial = None
         try:
@@ -117,13 +117,13 @@ class TrialPool:
                 self.places.release()
 
     async def until_all_ended(self) -> None:
-        """Until no trial runs here or is waited for, and every group is scored. A trial of ours that is lost may become another
-        launcher's. The rollouts are stopped: until then."""
+        """Wait until no trial runs here or at another launcher, and every group is scored; or until the rollouts are stopped.
+        Meanwhile another launcher may take over a trial that runs here."""
         while self._first.stopped is None and (self._tasks or self._waits_for_others()):
             await self.look_at_others()
             if self._first.stopped is not None:
                 return
-            if not self._tasks:  # none of ours tells whose fault it was, and another launcher may wait for these
+            if not self._tasks:  # no trial here can show why the held ones failed, and another launcher may wait for them
                 await self.give_up(self._first.let_go())
             if self._tasks:  # one of these may be lost yet
                 self._turn_to_others.clear()
@@ -142,9 +142,9 @@ class TrialPool:
                 await self.begin(self._others.pop(trial_id))
 
     async def settle_failed(self) -> bool:
-        """No trial can be begun now. If none runs either, nobody tells whose fault it was that others failed before their first
-        turn: they are given up if any trial of the run has had one, here, elsewhere or earlier. They stay open where the rollouts
-        have been stopped. Returns: False: none has."""
+        """Called when no trial can begin. If none runs here either, no later trial can show why the held ones failed before their
+        first turn. So these are given up if any trial of the run has had a turn, here, elsewhere or earlier. They stay open if
+        the rollouts are stopped. Returns: False: no trial has had a turn."""
         if self._tasks or not self._first.held or self._first.stopped is not None:
             return True
         if not self._first.proven and not await self._proven_elsewhere():
@@ -153,8 +153,8 @@ class TrialPool:
         return True
 
     async def give_up(self, found: Sequence[FailedTrial]) -> None:
-        """What failed before its first turn. To the last of them also where it is cancelled meanwhile: they are held no more, so
-        nobody else ends them."""
+        """Post the end of trials that failed before their first turn: of all, even if cancelled meanwhile. They are not held any
+        more, so nothing else would end them."""
         await to_its_end(self._give_up_each(found))
 
     async def abandon_waiting(self) -> None:
@@ -196,8 +196,8 @@ class TrialPool:
             trial.cancel()
 
     async def _claimed(self, waiting: Assignment) -> Assignment | None:
-        """A trial that is these rollouts' to run. One with a turn on record is not: whoever ran it is gone, and it is ended. Nor
-        is one whose group is past its deadline, or does not need it."""
+        """Claim a trial. Returns: what to run; None: it has ended, or another launcher runs it. It is ended here if it has a turn
+        on record (its launcher is gone), if its group's deadline has passed, or if its group does not need it."""
         assignment, trial_id, late = waiting, waiting.trial_id, False
         if self._claims is not None:
             taken = await self._claims.take(waiting.group_id, waiting.trial)
@@ -227,7 +227,7 @@ class TrialPool:
         return None
 
     def _has_no_end(self, session: Session) -> bool:
-        """Raises: Conflict: it is to be scored with its group, and these rollouts score each trial by itself."""
+        """As `outcome.has_no_end`. Raises: Conflict: it is to be scored with its group; these rollouts score each by itself."""
         if is_scored_later(session) and not self._scores.together:
             raise Conflict(
                 f"trial {session.trial_id} is to be scored together with its group: all launchers of a run need the same "
@@ -237,7 +237,8 @@ class TrialPool:
         return has_no_end(session)
 
     async def _anew(self, assignment: Assignment) -> Assignment:
-        """With another key, of which what may still run of a lost attempt knows nothing. Raises: ClaimLost."""
+        """The assignment with a new claim and key (without claims: unchanged): a lost attempt, which may still run, has the old
+        key. Raises: ClaimLost."""
         if self._claims is None:
             return assignment
         taken = await self._claims.anew(assignment.group_id, assignment.trial)
@@ -274,8 +275,8 @@ class TrialPool:
             self._taken_back.discard(trial_id)
 
     async def _look_at_ended(self, group_ids: Collection[str]) -> None:
-        """Trials of these groups that other launchers have run to their end are counted. Of one that waits for a place here it is
-        told as its turn comes."""
+        """Count the trials of these groups that other launchers have run to their end. One that waits for a place here is
+        reported later, when its turn comes."""
         for trial_id, assignment in [*self._others.items(), *self._waiting.items()]:
             if assignment.group_id not in group_ids:
                 continue
@@ -293,7 +294,7 @@ class TrialPool:
                 self._spare.ended(result)
 
     async def _played(self, assignment: Assignment, begun: Begun) -> bool:
-        """Whether its end was these rollouts' to tell."""
+        """Run a trial. Returns: False: another launcher has taken it over."""
         trial_id = assignment.trial_id
         del self._waiting[trial_id]
         for observer in self._observers:

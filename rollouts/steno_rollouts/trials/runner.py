@@ -191,8 +191,8 @@ class TrialRunner:
         return result
 
     async def _post(self, assignment: Assignment, verdict: CommandOutcome, wall_s: float) -> Session:
-        """The session as it is then on record. One that ended by itself (a spent limit, an operator) keeps what it ended with,
-        and one that was deleted has ended so.
+        """Post the end. Returns: the session as it is then on record: one that a limit or an operator has ended keeps that end.
+        For a deleted one: `deleted`.
 
         Raises: ClaimLost."""
         trial_id = assignment.trial_id

@@ -221,9 +221,9 @@ class ContainerEngine:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def remove_now(self, label: str) -> None:
-        """The same of all with a label, at once and without the event loop: for whoever is cancelled a second time.
+        """Remove all containers with a label, blocking and without the event loop: for a caller that is cancelled a second time.
 
-        Raises: EngineError: they are not gone in `NOW_S`."""
+        Raises: EngineError: the engine can't be started, or does not answer in `NOW_S`."""
         until = time.monotonic() + NOW_S
         for _ in range(REMOVALS):
             found = self._run_now(until, "ps", "--all", "--quiet", f"--filter=label={label}").split()

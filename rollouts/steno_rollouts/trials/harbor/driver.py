@@ -276,8 +276,8 @@ def local(base: Any, overlay: Path, *, hides_verifier: bool) -> type:
 
 
 def watch(trial: Any, request: dict[str, Any]) -> None:
-    """Before the agent's turn: whether it will reach the proxy, and which image its sandbox runs. Before the verifier's: nothing
-    of the agent runs any more."""
+    """Before the agent's turn: check that it reaches the proxy, and note the image of its sandbox. Before the verifier's: end
+    what is left of the agent."""
     from harbor.trial.hooks import TrialEvent
 
     seen: dict[str, str] = {}
@@ -320,8 +320,8 @@ def told(trial: Any, folder: Path) -> Any:
 
 
 def asking(trial: Any, act: Any, url: str, *, first: bool) -> Any:
-    """`act`, with a question to the proxy from inside the sandbox, in the network that the agent has. first: before it, and only
-    before an agent's first step: afterwards the programs that would ask may be the agent's own."""
+    """`act`, with a request to the proxy from inside the sandbox, in the agent's network. first: the request comes before `act`,
+    at the agent's first step only (later, the agent may have replaced the programs that ask); else after it."""
 
     async def asked(*args: Any, **named: Any) -> Any:
         environment = trial.agent_environment

@@ -40,7 +40,7 @@ class Environments:
 
 
 class _Serving:
-    """A task of its own enters and leaves what verifiers asks to be left where it was entered."""
+    """One environment. An asyncio task of its own enters and exits its `serving()`: verifiers wants both in the same task."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment

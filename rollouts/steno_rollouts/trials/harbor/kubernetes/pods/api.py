@@ -260,8 +260,8 @@ class Api:
         except TimeoutError:
             raise NoCredentials(f"{NONE_BY_USER}: its program came to no end in {PROGRAM_S:.0f} s") from None
         except Exception as error:  # whatever the client makes of what a program or a file says
-            # `exec:` is how it begins what it says of the program. An OSError is that program, or a file with a token. What has
-            # been understood once is not understood now because of what they said.
+            # The client's errors about the program begin with `exec:`. An OSError comes from that program, or from a token file.
+            # If the configuration could be read before, any error now comes from one of these two.
             if self._clients is not None or isinstance(error, OSError) or str(error).startswith("exec: "):
                 raise NoCredentials(f"{NONE_BY_USER}: {_words(error)}") from None
             raise ApiRefused(f"no cluster is known here: {_words(error)}") from None

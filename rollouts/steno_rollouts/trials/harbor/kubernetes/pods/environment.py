@@ -38,16 +38,16 @@ LOOK_S = 0.2
 ASK_S = 15.0
 """After which the cluster is asked, where what watches the pods has said nothing."""
 CAUSE_S = (20.0, 4.0)
-"""For word of why a connection broke: so long in all, and before the cluster is asked each time. A node says what became of a pod
-some seconds after its container ended; and what watches the pods may be cut off as well."""
+"""To find out why a connection broke: the limit in all, and the wait before each question to the cluster. A node reports a pod's
+end some seconds after its container ended; and the keeper, which watches the pods, may be cut off as well."""
 END_S = 10.0
-"""For the processes of a command that is given up."""
+"""Limit for ending the processes of a command that is given up."""
 TRIES = 3
-"""At a transfer: it can be done again."""
+"""Tries at a transfer: it can be done again."""
 PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Before a pod is asked for again that a quota could not count."""
+"""Pauses before a pod is created again, if a quota changed while the pod was counted."""
 FULL_S = (1.0, 30.0)
-"""Before one is asked for again for which a quota has no room, the first time and at most: hundreds may wait, and each asks."""
+"""First and longest pause before a pod is created again for which a quota has no room: hundreds may wait, and each asks."""
 
 
 T = TypeVar("T")
@@ -315,7 +315,7 @@ class KubernetesEnvironment(BaseEnvironment):  # type: ignore[misc, unused-ignor
             await asyncio.gather(running, over, return_exceptions=True)
 
     async def _end(self, mark: str) -> None:
-        """Of a command that is given up, all processes; as well as that goes."""
+        """End all processes of a command that is given up. Best effort."""
         with contextlib.suppress(PodError, TimeoutError):
             async with asyncio.timeout(END_S):
                 await self._run(shell.script(shell.kill(mark)))

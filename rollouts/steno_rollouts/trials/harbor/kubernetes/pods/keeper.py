@@ -132,8 +132,8 @@ class Keeper:
         return len(asked["pods"])
 
     async def clear(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """End the pods of a trial: with `wait_s` all, until they are gone or so much time is over, as these rollouts have claimed
-        it; else their own. How many there were, and the names of those that are left: a node that nobody reaches keeps them."""
+        """End the pods of a trial. With `wait_s` (these rollouts have claimed the trial): all, and wait until they are gone, or
+        for so long. Else: their own. Returns: how many there were, and names of those left: an unreachable node keeps them."""
         trial = label(asked["trial"])
         api, selector = await self._connected(), f"{TRIAL}={trial}"
         if asked["wait_s"] is None:
@@ -158,7 +158,7 @@ class Keeper:
             return api
 
     async def _end_left(self, api: Api) -> None:
-        """What launchers have left that are heard of no more. Raises: ApiRefused, ApiUnavailable."""
+        """End leases and pods of launchers that are heard of no more. Raises: ApiRefused, ApiUnavailable."""
         found = {each["metadata"]["labels"][LAUNCHER]: each["metadata"] for each in await api.leases(LAUNCHER)}
         found.pop(self._launcher, None)
         versions = dict.fromkeys(self._without, "") | {name: each["resourceVersion"] for name, each in found.items()}
@@ -216,7 +216,7 @@ class Keeper:
         partial.replace(self._folder / f"{name}.json")
 
     def _forget(self, trial: str, found: list[Manifest]) -> None:
-        """All pods of a trial. Args: found: those that are left: the cluster says more of them until they are gone."""
+        """Forget all pods of a trial. Args: found: those that still exist: events about them, which come yet, are ignored."""
         self._forgotten |= {
             pod["metadata"]["uid"] for pod in found if pod["metadata"]["labels"][LAUNCHER] == self._launcher
         }

@@ -23,9 +23,9 @@ _SAID = 400
 
 @dataclass(frozen=True)
 class PodState:
-    """error: name of the error that this is the end by, None: it is not over; words: why, for people. waits: what it waits for,
-    as long as it does not run. unpulled: its image could not be had yet, and is tried again; words say why. queued: it is held
-    back by a queue, and no time counts."""
+    """error: name of the error that ended the pod; None: it is not over. words: why, for people. waits: what it waits for, as
+    long as it does not run. unpulled: its image could not be pulled yet, and is tried again; `words` says why. queued: a queue
+    holds it back, and its time limit to start does not run."""
 
     uid: str
     running: bool = False
