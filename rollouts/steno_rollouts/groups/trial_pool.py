@@ -123,7 +123,9 @@ class TrialPool:
             await self.look_at_others()
             if self._first.stopped is not None:
                 return
-            if not self._tasks:  # no trial here can show why the held ones failed, and another launcher may wait for them
+            if (
+                not self._tasks
+            ):  # no trial here can show why the held ones failed, and another launcher may wait for them
                 await self.give_up(self._first.let_go())
             if self._tasks:  # one of these may be lost yet
                 self._turn_to_others.clear()

@@ -220,23 +220,30 @@ class ContainerEngine:
                     raise
             await asyncio.sleep(LOOK_AGAIN_S)
 
-    def remove_now(self, label: str) -> None:
+    def remove_now(self, label: str) -> str:
         """Remove all containers with a label, blocking and without the event loop: for a caller that is cancelled a second time.
 
-        Raises: EngineError: the engine can't be started, or does not answer in `NOW_S`."""
+        Returns: why one is left; "": all are gone. Raises: EngineError: the engine can't be started, or does not answer in
+        `NOW_S`."""
         until = time.monotonic() + NOW_S
+        why = ""
         for _ in range(REMOVALS):
-            found = self._run_now(until, "ps", "--all", "--quiet", f"--filter=label={label}").split()
-            if not found:
-                return
-            self._run_now(until, "rm", "--force", "--volumes", *found)
+            listed = self._run_now(until, "ps", "--all", "--quiet", f"--filter=label={label}")
+            found = listed.stdout.decode(errors="replace").split()
+            if listed.returncode:
+                why = f"{self.program} ps: {_last_lines(listed.stderr) or listed.returncode}"
+            elif found:
+                removed = self._run_now(until, "rm", "--force", "--volumes", *found)
+                why = f"{self.program} rm: {_last_lines(removed.stderr) or removed.returncode}"
+            else:
+                return ""
+        return why
 
-    def _run_now(self, until: float, *words: str) -> str:
+    def _run_now(self, until: float, *words: str) -> subprocess.CompletedProcess[bytes]:
         try:
             return subprocess.run(
-                [self.program, *words], capture_output=True, errors="replace", env=_own_environment(),
-                timeout=until - time.monotonic(),
-            ).stdout  # fmt: skip
+                [self.program, *words], capture_output=True, env=_own_environment(), timeout=until - time.monotonic()
+            )
         except subprocess.TimeoutExpired:
             raise EngineError(f"{self.program} {words[0]}: no answer in {NOW_S:g} s") from None
         except OSError as error:

@@ -330,13 +330,16 @@ class ContainerExecutor(Executor):
 
     def _remove_now(self, trial_id: str, label: str) -> None:
         """An engine that hangs is asked once: all trials are cancelled together, and the launcher stands still meanwhile."""
+        why = ""
         try:
             if self._refused is None:
-                self._engine.remove_now(label)
+                why = self._engine.remove_now(label)
         except EngineError as error:
             self._refused = error
         if self._refused is not None:
-            log.warning("%s: its containers may be left: %s", trial_id, self._refused.message)
+            why = self._refused.message
+        if why:
+            log.warning("%s: its containers may be left: %s", trial_id, why)
 
     async def _copy_out(self, image: Image, trial_id: str, work: Path) -> None:
         """What the image has in its working folder. Podman's builds make no folder for a WORKDIR alone."""

@@ -347,6 +347,21 @@ async def test_an_engine_that_hangs_holds_up_the_launcher_once_when_nobody_waits
     assert caplog.text.count(f"its containers may be left: {program} ps: no answer in 0.5 s") == 2
 
 
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo no daemon >&2; exit 1", "ps: no daemon"),  # it may have some
+        ('[ $1 = ps ] && echo c1 && exit; echo "c1 is busy" >&2; exit 1', "rm: c1 is busy"),
+        ("", ""),
+    ],
+)
+def test_what_an_engine_does_not_remove_at_once_is_said(tmp_path: Path, script: str, why: str) -> None:
+    program = tmp_path / "docker"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    assert ContainerEngine(str(program), False).remove_now("steno.trial=g.0") == (why and f"{program} {why}")
+
+
 def test_a_command_that_never_ran_is_told_from_one_that_ended() -> None:
     ended = {"Running": False, "ExitCode": 7, "StartedAt": "2026-11-23T09:14:39.017904321Z"}
     assert ContainerState.of(ended) == ContainerState(running=False, started=True, code=7)
