@@ -251,10 +251,10 @@ class _Others:
 
 
 def worked_out(sizes: Sizes, sequential_s: float, parallel_s: float, overlapped_s: float) -> dict[str, Any]:
-    """What was measured beside the ideal and the report.
+    """Compares the measured times with the ideal and the report.
 
-    speed_up: of two measured times, as the report's. ideal_of_wall: the stricter share, of a clock that nothing but the simulated
-    latencies moves; what a busy machine adds to each request is in it. The cycle's is against that clock too.
+    speed_up: of two measured times, as the report's. ideal_of_wall: stricter: the ideal time, of simulated latencies alone, over
+    the measured time, in which a busy machine adds to each request. cycle_speed_up also begins from simulated latencies.
     """
     trials = batch(sizes, SEED)
     nominal_s = sum(map(seconds, trials))

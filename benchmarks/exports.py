@@ -70,7 +70,7 @@ process = subprocess.Popen(sys.argv[1:], stdout=sys.stderr)
 _, status, used = os.wait4(process.pid, 0)
 print(json.dumps([status, used.ru_utime + used.ru_stime, used.ru_maxrss]))
 """
-"""In a small process between: Linux counts as a program's largest memory that of the process it was started from, too."""
+"""Starts a command from a small process: Linux counts the memory of the starting process as the program's own peak, too."""
 
 
 def measured(words: list[str]) -> dict[str, object]:

@@ -94,7 +94,7 @@ class Watched:
             self._process.wait(120)
 
     def until(self, reached: Callable[[], bool]) -> tuple[float, float, float, float]:
-        """Seconds by the clock, the launcher's, with its ended children's, and the proxy's, once it is so."""
+        """Wait until `reached`. Returns: the clock; CPU seconds of the launcher, of it and its ended children, of the proxy."""
         limit = time.monotonic() + LIMIT_S
         while True:
             ended = self._process.poll()  # before what it has written is looked at

@@ -22,7 +22,7 @@ PROGRAMS: dict[str, type[Settings]] = {
     "proxy": ProxySettings, "worker": WorkerSettings, "trainer": RunSettings, "rollout": RolloutSettings,
 }  # fmt: skip
 LEFT_OUT = {
-    # What the chart gives; the upstream's, as the image has no LiteLLM; otel_headers, as a secret is no value.
+    # Settings that the chart gives; the upstream's, since the image has no LiteLLM; otel_headers, a secret, not for values.
     "proxy": set(
         "host port control_host control_port admin_key worker_key metrics_key viewer_key trial_secret keys_dir redis_url upstream"
         " api_base api_key upstream_images upstream_tokens otel_headers".split()

@@ -14,10 +14,10 @@ from steno_trainer.reporting.metrics import FAMILIES, MEASURES
 class Panel(NamedTuple):
     """One graph, and its alert rule.
 
-    alert: a PromQL condition that is true when somebody should look, on the query itself where it begins with an operator, and
-    how long it must hold (` for 15m`); "": it is for reading only.
-    promise: what is broken then, of the invariants of docs/architecture.md.  urgent: agents or records suffer now.
-    name: the alert's, after `Steno`.
+    alert: a PromQL condition that is true when a person should look, and how long it must hold (` for 15m`). If it begins with a
+    comparison sign, the query is put before it. "": no alert.
+    promise: the invariant of docs/architecture.md that is broken then.  urgent: agents or records suffer now.
+    name: the alert's name, without `Steno` before it.
     """
 
     title: str

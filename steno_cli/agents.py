@@ -33,8 +33,8 @@ class AgentTarget:
 class AgentSetup:
     """What points an agent at a target.
 
-    command: a shell line that runs one task; `$TASK` stands for it. files: name -> content, for those that need one.
-    instead: the same, for those that read one where variables and flags are not wanted.
+    command: a shell line that runs one task; `$TASK` stands for it. files: name -> content, for agents that need files.
+    instead: name -> content, of a file that the agent can read in place of variables and flags.
     """
 
     variables: dict[str, str] = field(default_factory=dict)

@@ -19,14 +19,14 @@ Branches = Literal["all", "main"]
 
 @dataclass(frozen=True)
 class CollectedGroup:
-    """A group, leased.
+    """A leased group.
 
-    rewards: by trial, of those that can be trained (one that failed is not among them). rows: of those, in the order of trials
-    and branches; the same each time the group is served, unless a trial was deleted. untrained: sampled tokens of these trials
-    that no row trains, by reason: those of `trainable_rows`, `other_branch`, `deleted` (since the group was first leased),
-    `unreadable` (the record of the turn, or of one before it, does not add up). left_out: trial_id -> why it is not among
-    `rewards`. earlier: another one than this collector rolled it out. other_branches: that could be trained and have no row,
-    since one of each trial was asked for.
+    rewards: by trial, without trials that can't be trained (such as failed ones). rows: of the trials in `rewards`, in the order
+    of trials and branches; the same each time the group is served, unless a trial was deleted. untrained: sampled tokens of the
+    leased trials that no row trains, by reason: those of `trainable_rows`, `other_branch`, `deleted` (since the group was first
+    leased), `unreadable` (the record of the turn, or of one before it, does not add up). left_out: trial_id -> why the trial is
+    not in `rewards`. earlier: this collector did not roll the group out. other_branches: how many branches could be trained but
+    have no row, since one branch per trial was asked for.
     """
 
     lease: Lease

@@ -44,9 +44,9 @@ from steno_rollouts.trials.runner import TrialRunner
 log = logging.getLogger(__name__)
 
 EXTENDED_AT_ONCE = 16
-"""Leases."""
+"""How many leases are extended at the same time."""
 CLOSE_S = 30.0
-"""For trials that run to be ended when the collector is closed."""
+"""How long `close` waits until running trials have been ended."""
 
 
 class Collector:
@@ -188,7 +188,7 @@ class Collector:
         return self._start(tasks, n, Admission(groups_per_step, max_staleness_steps), again=True).future
 
     def lease(self, max_groups: int = 1, wait_s: float = 0.0, *, branches: Branches = "all") -> list[CollectedGroup]:
-        """Groups that are ready, the oldest first: `max_groups` of them, or those that are after `wait_s` (60 at most).
+        """Lease ready groups, the oldest first: `max_groups`, or as many as are ready after `wait_s` seconds (60 at most).
 
         Args: branches: of a trial that forked: all have rows, or `main`: the one with the most sampled tokens, whole.
         Raises: BadRequest: this is closed. StenoError. CancelledError (of `concurrent.futures`): this was closed meanwhile.
@@ -323,10 +323,10 @@ class Collector:
                 self._client.release(lease_id)
 
     def _tell(self, groups: Iterable[CollectedGroup], call: Callable[[str], object], *, held: bool = False) -> None:
-        """Call with the lease of each group, also after one that was refused. Args: held: they are held afterwards, too.
+        """Run `call` with each group's lease id, also after a refusal. Args: held: keep the leases that were not refused.
 
-        Raises: StenoError: the first refusal, once all groups were told. An error that may pass, at once: the next group would
-            meet it too. Groups that were not told are held as before.
+        Raises: StenoError: the first refusal, after the calls for all groups. A retryable error is raised at once, since the next
+            call would fail too; groups whose call did not succeed are held as before.
         """
         refused: StenoError | None = None
         for group in groups:
@@ -378,7 +378,7 @@ class Collector:
                 if error.retryable:
                     continue
                 with self._lock:
-                    # Whoever is just telling the proxy something of it hears this himself, or has acknowledged it.
+                    # A thread that is calling the proxy about this lease gets the same refusal, or has just ended the lease.
                     lost = None if lease_id in self._telling else self._held.pop(lease_id, None)
                 if lost is not None:
                     log.warning("the lease of group %s was lost: %s", lost.group.group_id, error)

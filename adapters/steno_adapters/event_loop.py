@@ -58,8 +58,8 @@ class LoopTask:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Until it is stopped. What calls `sys.exit()` on it would end it, and who waits for the rest would wait for ever: they are
-    told instead."""
+    """Run the loop until it is stopped. A task that calls `sys.exit()` ends `run_forever`, and threads that wait for tasks would
+    wait for ever: so the loop is run again, and they get the error."""
     while True:
         try:
             loop.run_forever()

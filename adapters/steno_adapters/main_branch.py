@@ -1,11 +1,11 @@
-"""Of a trial that forked, one branch: the one with the most sampled tokens that can be trained. It is trained whole.
+"""Chooses one branch of a trial that forked: the one with the most sampled tokens that can be trained. It is trained whole.
 
-Samples say of each turn which of them trains it: the first that has it, in commit order of their leaves. Where one branch alone
-is trained that is the wrong one to ask, since an agent that dropped an answer and asked again has left the beginning of its
-trial to the branch that it dropped. So each branch is counted with all of its turns, and the one that is taken owns them.
+In recorded samples, a turn that several samples share is trained by the first of them only, in commit order of their leaves. This
+rule does not fit if only one branch is trained: when an agent drops an answer and asks again, the dropped branch owns the
+beginning of the trial. So each branch is counted with all of its turns, and the chosen branch owns them.
 
-Where no branch can be trained with all of its turns, since one that all of them have has no log-probabilities, what samples say
-is asked after all: there a branch after the first may have tokens of its own.
+If no branch can be trained with all of its turns, since a turn that all branches share has no log-probabilities, the recorded
+rule is used after all: a branch after the first may still have tokens of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MainBranch(NamedTuple):
 
 
 def main_branch(samples: Sequence[Sample], *, policy: str = "default", models: Sequence[str] = ()) -> MainBranch:
-    """Of several that have equally many tokens, the one that was gone on with last.
+    """Returns: the branch with the most tokens that can be trained; of equal ones, the one whose leaf was committed last.
 
     Args: samples: all of one trial, in commit order of their leaves. policy, models: as `trainable_rows` has them.
     Raises: ConfigError, as `trainable_rows`.
@@ -56,7 +56,7 @@ def _trainable_tokens(samples: Sequence[Sample], policy: str, models: Sequence[s
 
 
 def _masks(samples: Sequence[Sample]) -> dict[str, bytes]:
-    """Turn -> what of its completion can be trained, as the sample says that has it first."""
+    """Returns: turn id -> the loss mask of its completion, from the first sample that has the turn."""
     return {
         turn_id: sample.loss_mask[part.start : part.end]
         for sample in samples
@@ -66,7 +66,7 @@ def _masks(samples: Sequence[Sample]) -> dict[str, bytes]:
 
 
 def _owning(samples: Sequence[Sample], masks: dict[str, bytes]) -> list[Sample]:
-    """These samples, where what several have is trained in the first of them in this order."""
+    """Returns: copies of these samples; a turn that several share is trained in the first of them only, in this order."""
     owned = set[str]()
     found = []
     for sample in samples:

@@ -201,7 +201,7 @@ def _is_converted(model: Any) -> bool:
 
 
 def _each_once(tensors: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Of those that share memory, the first. Of an iterator all: memory may be used again."""
+    """Yields only the first of tensors that share memory. Yields all tensors of an iterator: it may reuse their memory."""
     if not isinstance(tensors, Mapping):
         yield from tensors
         return
@@ -252,8 +252,8 @@ def _shard_entry(path: Path) -> ShardEntry:
 
 
 def _followed(client: Client, spec: UpdateSpec, folder: Path, until: float) -> Update:
-    """Post, upload what is wanted, until it has ended. A proxy that was started again and keeps nothing is told again, and so is
-    one of whose workers none took it."""
+    """Post the update and upload the wanted shards until it has ended. It is posted again if the proxy was restarted and has lost
+    it, or if no worker took it."""
     update, trouble, refused, pause_s = None, "", "", FAILED_PAUSE_S
     while time.monotonic() < until:
         try:

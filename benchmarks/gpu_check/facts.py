@@ -35,8 +35,8 @@ def _version(package: str) -> str | None:
 def attend_on_cpu(
     query_SHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, starts_Q1: Tensor, key_starts_Q1: Tensor, *_: Any
 ) -> Tensor:
-    """What a step calls where there is no such kernel, as `attention.variable_lengths` is called. Of each segment, its own tokens
-    are the last of its path; here the paths share nothing, so that what comes before is laid down beside them."""
+    """Calls what a step uses without the kernel, with the arguments of `attention.variable_lengths`. A segment's own tokens are
+    the last of its path; here paths share no tokens, so the tokens before them are laid down as another segment."""
     from steno_trainer.model.attention import Segments, _one_by_one
 
     starts: list[int] = [0]

@@ -1,7 +1,7 @@
 """The calls of the control plane's REST API, one table for both clients (`client.py`).
 
 Each row is written once, as a method of `RestCalls` that builds a `ClientRequest` (`transport.py`). Every call may be repeated:
-ids that the proxy would make are made here, and that a name is gone counts as retired once an answer was lost.
+ids that the proxy would make are made here, and after a lost answer, `NotFound` of a model name counts as retired.
 """
 
 from __future__ import annotations
@@ -266,10 +266,11 @@ class RestCalls:
 
     @call
     def upload_shard(self, update_id: str, name: str, offset: int, data: Body) -> ClientRequest[int]:
-        """Bytes of a shard from `offset` on, as `Update.wants` asks. Returns: up to which byte of the shard somebody took them.
+        """Upload bytes of a shard from `offset` on, as `Update.wants` asks. Returns: the byte of the shard up to which workers
+        took them.
 
-        Give tens of megabytes a call, in pieces that are made as they are sent: it takes as long as the slowest worker, and what
-        nobody wants any more is sent for nothing. Only whole `bytes` are repeated after a failure.
+        Give tens of megabytes a call, in pieces that are made as they are sent: a call takes as long as the slowest worker, and
+        bytes that no worker wants any more are sent for nothing. Only whole `bytes` are repeated after a failure.
 
         Raises: NotFound: no such update or shard. Conflict: a newer version was posted. BadRequest: the update takes no uploads,
             or none from there.
@@ -351,9 +352,10 @@ class RestCalls:
 
     @call
     def run(self, run_id: str, *, ledger: bool = True) -> ClientRequest[RunView]:
-        """Returns: where a run's groups are, and the proxy's side of its ledger. A run that nobody knows has nothing.
+        """Returns: where a run's groups are, and the proxy's side of its ledger. An unknown run is no error: its view is empty.
 
-        ledger: False: without tokens, which get more with each policy version: for who asks often. An older proxy gives them.
+        ledger: False: without the token counts, which grow with each policy version, for callers that ask often. An older proxy
+            gives them all the same.
         """
         path, query = f"/runs/{quote(run_id, safe='')}", {"ledger": None if ledger else False}
         return ClientRequest("GET", path, partial(read, RunView), query=query, newer="ledger")

@@ -59,12 +59,12 @@ HTTP_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 """Variables that httpx reads, in small or capital letters."""
 
 AT_ONCE = 32
-"""Short calls of one `AsyncClient` that are out at a time; further ones wait here in their order. In httpx's pool each that waits
-is compared with each connection whenever a call begins or ends, and it fails once it has waited for `timeout_s`."""
+"""Short calls that one `AsyncClient` sends at a time; further calls wait here, in order. If they waited in httpx's pool, it would
+compare each of them with each connection whenever a call begins or ends, and fail it after `timeout_s`."""
 NO_BOUND = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-"""What is out is bounded by `AT_ONCE` (of a `Client`: by its threads), calls that may wait and streams by who asks. A bound of
-the pool would have short calls wait for these; with fewer kept than open, httpx closes each connection as it becomes
-idle."""
+"""httpx's pool has no bound: `AT_ONCE` bounds short calls (in a `Client`: its threads do), and the caller bounds long polls and
+streams. With a bound, short calls would wait for these; if fewer connections may be kept than are open, httpx closes each
+connection as it becomes idle."""
 
 
 class Client(RestCalls, Blocking):

@@ -31,8 +31,8 @@ LONGEST_S = 1e9
 MSGPACK = "application/msgpack"
 _BY_STATUS = {cls.status: cls for cls in reversed(BY_CODE.values()) if cls.status != StenoError.status}
 _BETWEEN = frozenset({404, 408, 409, 410, 502, 503, 504, *range(520, 525)})
-"""What load balancers answer where the proxy has not: 404 to whatever they are asked, while they have lost sight of it. Those of
-Steno come in its envelope, and mean a record."""
+"""Statuses that a load balancer answers in place of the proxy: 404 to every request while it does not see the proxy. Steno's own
+answers with these statuses come in its error envelope, and are about a record."""
 _NAMED = 20
 
 
@@ -52,9 +52,9 @@ class ClientRequest(Generic[T]):
         removes: str | None = None,
         newer: str | None = None,
     ) -> None:
-        """content: a raw body instead; in pieces it is sent once. patience_s: how long the proxy may take longer than usual.
-        removes: the field that a NotFound names once what it says was removed, as by an attempt whose answer was lost. newer: the
-        query parameter that an older proxy does not know, and refuses; it is asked without it."""
+        """content: a raw body in place of `body`; given in pieces, it is sent once. patience_s: how much longer than usual the
+        proxy may take. removes: the field that NotFound names if the thing to remove is gone, as after an attempt whose answer
+        was lost. newer: a query parameter that an older proxy refuses as unknown; the call is then sent again without it."""
         self.method, self.path, self.read = method, path, read
         self.content, self.patience_s, self.removes, self.newer = content, patience_s, removes, newer
         self.query = {key: value for key, value in (query or {}).items() if value is not None}

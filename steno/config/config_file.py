@@ -33,8 +33,8 @@ SettingsLoader.yaml_implicit_resolvers = {
 
 
 def read_config_file(path: Path, free: Collection[str]) -> dict[str, Any]:
-    """The values of a file by name. In those of `free`, dictionaries of anything, `on` and the like are bools: nobody who reads
-    them would know what is meant. Raises: ConfigError."""
+    """The settings of a file, by name. In the settings that `free` names, which are dictionaries of anything, `on` and the like
+    become bools, as usual in YAML: no setting's type says there what is meant. Raises: ConfigError."""
     is_toml = path.suffix == ".toml"
     try:
         text = path.read_text(encoding="utf-8")

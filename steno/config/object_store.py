@@ -83,8 +83,8 @@ class ObjectStore:
         self._call(key, lambda at: self._fs.pipe_file(at, data))
 
     def create(self, data: bytes, key: str) -> None:
-        """As `put_bytes`, where there is no such object yet: of two that create one at once, one does, and nobody is told which.
-        Stores that know no condition on writing (`If-None-Match`) replace what is there."""
+        """As `put_bytes`, but leaves an object that exists as it is: if two callers create one at once, one succeeds, and neither
+        is told which. Stores without conditional writes (`If-None-Match`) replace the object."""
 
         def created(at: str) -> None:
             try:

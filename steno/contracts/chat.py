@@ -168,10 +168,10 @@ class CanonicalRequest(msgspec.Struct):
     leading: how many of the messages (a request's instructions) stand before that conversation; its own are left out.
     refers: whether any message is RECORDED.
     carried: what a request that goes on from its answer needs to know of it.
-    local: `after` need not be stored, since its client has it from the connection that this came on; what its request carried.
-        None: it must be.
+    local: the answer `after` was given on this connection, so it need not be stored; holds what that answer's request carried.
+        None: `after` must be a stored answer.
     usage_in_chunks: every event says the usage so far. returns_ids: the answer holds the ids of prompt and completion.
-    hides_reasoning: it does not hold the reasoning, which is on record all the same.
+    hides_reasoning: the answer does not hold the reasoning, which is on record all the same.
     kept: what the dialect needs to answer again when the stored answer is asked for, and what it carried; recorded in the turn's
         options.
     body_bytes: how long the body was that this came in.
@@ -207,10 +207,10 @@ class CanonicalRequest(msgspec.Struct):
     traceparent: str = ""
 
     def goes_on_from(self, carried: dict[str, Any], tools: list[Tool]) -> None:
-        """Take over what belongs to the conversation that it goes on from, besides the messages.
+        """Take over from the conversation that this request goes on from what is not in its messages.
 
-        Args: carried: by the request of the last answer there. tools: that it was offered.
-        Raises: BadRequest: with these it can't be honoured.
+        Args: carried: `carried` of the request before, whose answer ended that conversation. tools: that this answer's turn had.
+        Raises: BadRequest: with these, this request can't be honoured.
         """
 
 
@@ -246,7 +246,7 @@ MERGED = frozenset({"user", "assistant"})
 
 
 def runs_of_one_role(messages: Sequence[Message], roles: Collection[str]) -> Iterator[tuple[int, int]]:
-    """[start, end) of all that are two or more, of these roles, in order. Tells roles apart and nothing else."""
+    """[start, end) of each run of two or more adjacent messages of one role, for these roles, in order. Compares roles alone."""
     start, last = 0, len(messages)
     for place in range(1, last + 1):
         if place < last and messages[place]["role"] == messages[start]["role"]:

@@ -1,8 +1,8 @@
-"""Functions in the place of tools that OpenAI defines and a request's client runs: their schemas, and what is run of a call's
-arguments. Models spell one call in several ways, and clients send back what they ran: calls of which the same is run are one
-call. What such a tool is in a request and in an answer is the dialect's (`dialects/responses/client_tools.py`). Pure.
+"""Functions that stand for the tools which OpenAI defines and the client runs: their schemas, and what a client runs for a
+call's arguments. Models write one call in several ways, and clients send back what they ran: two calls for which a client runs
+the same count as one call. The dialect (`dialects/responses/client_tools.py`) knows these tools in requests and answers. Pure.
 
-Schemas follow OpenAI's public description of each, the words are our own.
+Schemas follow OpenAI's public description of each tool; the words are our own.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ _LARGEST = 2**63
 
 @dataclass(frozen=True)
 class ClientFunction:
-    """One such function. schema: of its arguments, which no other has. run: what is run of them; None: they are not what the tool
-    takes."""
+    """One such function. schema: of its arguments; no other function has the same. run: arguments -> what the client runs for
+    them; None: the tool does not take them."""
 
     schema: Json
     run: Callable[[Json], Json | None]
 
 
 def runs_the_same(said: Json, given: Json, schema: Any) -> bool:
-    """Whether the same is run of both arguments. schema: of the function that was called; False for any other's."""
+    """Whether a client runs the same for both arguments. schema: of the called function; False if it is no function of this
+    module."""
     for function in (SHELL, LOCAL_SHELL, APPLY_PATCH):
         if function.schema == schema:
             found = function.run(given)

@@ -2,6 +2,7 @@
 
     StenoError                       status  retry   boundary
     ├── BadRequest                   400     no      a request that can't be honoured; names the field
+    │   ├── PreviousNotFound         400     no      the response that a request goes on from is not there
     │   └── ContextOverflow          400     no      prompt (+ 1 token) exceeds the model's context
     ├── Unauthorized                 401     no      no key
     ├── Forbidden                    403     no      a key that does not open this, whatever it is
@@ -28,7 +29,7 @@
     ├── ProtocolError                502     later   a peer broke the wire protocol; its socket is closed
     ├── Unreachable                  –       later   raised by clients: no answer from the proxy
     └── ConfigError                  –       –       at start-up; names the offending key
-        └── CannotListen             –       later   an address that is taken, or not this machine's
+        └── CannotListen             –       no      an address that is taken, or not this machine's
 
 A surprise (any other exception) answers 500 with fixed text and a request id, never the exception's own words.
 """
@@ -275,7 +276,8 @@ class ConfigError(StenoError):
 
 
 class CannotListen(ConfigError):
-    """Of `field`, the setting that names the port. Nothing need be wrong with it: who has the address may leave it."""
+    """The program can't listen at the port that the setting `field` names. The setting may be right: the program that holds the
+    address may give it up."""
 
     code = "cannot_listen"
 

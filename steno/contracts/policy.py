@@ -77,11 +77,11 @@ class AdapterEntry(BaseModel):
 class Manifest(BaseModel):
     """What an update consists of: every tensor, each in exactly one shard (no shards: `nccl`).
 
-    tensors: with the digests of the result. patches: none: the shards are it. Else the shards are an earlier full copy, and the
-    result is that copy with all patches applied, the first one first. Who has the weights of some patch's `before` needs the
-    patches from that one on; all others need every file. adapter: the tensors are an adapter's; who does not know this finds that
-    they are not the model's, and refuses. Nothing is written of patches and adapter where there are none, so that the same update
-    has the same id as ever.
+    tensors: with the digests of the result. patches: none: the shards are the result. Else the shards are an earlier full copy,
+    and the result is that copy with all patches applied, the first one first. A worker that has the weights of some patch's
+    `before` needs the patches from that one on; all others need every file. adapter: the tensors are an adapter's; a worker that
+    does not know this field finds that they are not the model's, and refuses. Empty patches and adapter are left out of the JSON,
+    so that the same update keeps its id.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -118,13 +118,13 @@ class Manifest(BaseModel):
 
 
 class Probe(BaseModel):
-    """What the trainer's own weights say of a few tokens: a worker compares before it says that it serves them (I10).
+    """Log-probabilities of a few tokens under the trainer's weights. A worker compares its own before it names the version (I10).
 
-    logprobs: of token_ids[1:], each given those before it, at temperature 1. Of the absolute differences, in nats, is let pass:
-    tolerance: the largest. p90_tolerance: the one at the 90th percentile. mean_tolerance: their mean. Two engines that compute
-    alike differ little at most tokens and much at some, so the last two see wrong weights sooner than the first. A program of
-    before they were there writes neither, and looks at the largest alone; where they are not set nothing is written of them, so
-    that the same update has the same id as ever.
+    logprobs: of token_ids[1:], each given the tokens before it, at temperature 1. The tolerances bound the absolute differences,
+    in nats. tolerance: the largest difference. p90_tolerance: the 90th percentile. mean_tolerance: the mean. Two engines that
+    compute alike differ little at most tokens and much at some, so the last two detect wrong weights sooner than
+    the first. Older releases know `tolerance` alone. A tolerance that is not set is left out of the JSON, so that the same update
+    keeps its id.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -200,8 +200,8 @@ class Want(BaseModel):
 
 
 class Received(BaseModel):
-    """The answer to an upload. received: up to this byte of the shard somebody has taken what came; what came after it was not
-    wanted, or not yet: go on with what `Update.wants` says.
+    """The answer to an upload. received: bytes of the shard before this one went to the workers that lacked them; bytes from here
+    on were not wanted, or not yet: go on with what `Update.wants` says.
     """
 
     model_config = ConfigDict(extra="forbid")

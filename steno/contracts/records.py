@@ -116,7 +116,7 @@ class Limits(BaseModel):
 
 
 class MayDiffer(StrEnum):
-    """What a forked trial may ask otherwise than was asked in its origin: texts are equal when they are with this left out."""
+    """Parts of requests that may differ between a forked trial and its origin: texts are compared without these parts."""
 
     DATES = "dates"  # 2026-11-23, 2026-11-23T10:00:00Z, Nov 23, 2026, Monday, 23 November 2026, 10:00, 10:00:00.5
     TEMPORARY_PATHS = "temporary_paths"  # below /tmp, /var/tmp, /private/tmp, /var/folders, /dev/shm
@@ -130,8 +130,8 @@ USUALLY_DIFFER = (MayDiffer.DATES, MayDiffer.TEMPORARY_PATHS, MayDiffer.IDS)
 
 
 class ForkOf(BaseModel):
-    """Where a forked trial begins: `turn_id` of an ended trial. What that was asked until then is answered from its record, and
-    what is asked after it is sampled.
+    """Where a forked trial begins: `turn_id` of an ended trial, its origin. Requests up to this turn are answered from the
+    origin's record; requests after it are sampled.
 
     resample: the turn itself is sampled anew; else it is the last one that is answered from the record.
     may_differ: what of the trial's requests need not be as recorded.

@@ -184,7 +184,7 @@ _NAMED = 20
 
 
 def not_given(unreadable: Sequence[str]) -> ArchiveUnreadable | None:
-    """For who needs all sessions of a page: what it is without."""
+    """The error for a caller that needs all sessions of a page, of its `unreadable`; None: the page has them all."""
     if not unreadable:
         return None
     more = f" and {len(unreadable) - _NAMED} more" if len(unreadable) > _NAMED else ""

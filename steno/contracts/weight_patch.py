@@ -8,10 +8,10 @@ NaN, -0.0 and every float are what they are, bit for bit. A block in which nothi
     sparse   places, and the difference at each    where fewer than a quarter of the elements changed
     dense    the difference of every element
 
-A place is told by its distance from the one before, in 32 bits. A difference is that of the bits (modulo 2 ** bits), and near
-zero for a float that moved by little: of its rounding steps there are few. Both are stored byte by byte of their significance,
-so that the zeros lie together, and compressed with zstd. Where a difference is added twice, or to something else, the result is
-wrong, so whoever applies a patch checks the digests of what comes out.
+A place is stored as its distance from the place before, in 32 bits. A difference is that of the unsigned integers (modulo
+2 ** bits); it is near zero for a float that moved by a few rounding steps. Of both, all lowest bytes are stored, then all bytes
+of the next significance, …, so that the zeros lie together, and zstd compresses them. A difference that is added twice, or to
+other weights, gives a wrong result, so the worker that applies a patch checks the digests of the result.
 
 Needs numpy and zstandard, which the worker and the trainer have.
 """

@@ -26,8 +26,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     load: its last heartbeat (all proxies' streams). in_flight: streams of this proxy on it.
     connected: its socket is up; a worker that is not may come back within the resume grace.
     behind: policies for which it gets no new turns: what it serves of them is not the version in force.
-    suspect: why new turns go to others while others can take them: what it said last that can't be; "": it is trusted.
-    address: whence it dialled, as the socket shows it; of a worker behind a load balancer, that one's; "": over a Unix socket.
+    suspect: the last impossible data that it sent; new turns go to other workers while these can take them; "": it is trusted.
+    address: from where it dialled, as the socket shows it (behind a load balancer: the balancer's); "": over a Unix socket.
         None: from a proxy of an older version, which does not say.
     since: Unix time of the worker's arrival, in seconds. idle_s: seconds since it was last heard.
     """

@@ -38,7 +38,7 @@ async def roll_out(
 ) -> list[TrialResult]:
     """The results of all trials; progress goes to stderr.
 
-    Args: patient: as in `Prepared.client`. again: what is added to the command by who goes on after Ctrl-C; None: the run.
+    Args: patient: as in `Prepared.client`. again: words after "start the same command", shown on Ctrl-C; None: --run RUN.
     Raises: as `Prepared.of` and `Rollouts.run`.
     """
     from steno_rollouts.build import Prepared
@@ -116,8 +116,8 @@ async def _rolled_out(prepared: Prepared, run_id: str, patient: bool) -> list[Tr
 
 @contextlib.contextmanager
 def _cancelled_by_signals(again: str) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a terminal that is closed cancel the rollouts, which then end their trials in order; a second one gives
-    them no time for that, but for telling the proxy how they ended; a third one not for that either.
+    """Ctrl-C, SIGTERM or a closed terminal cancels the rollouts, which then end their trials in order. A second signal cancels
+    all tasks but those that tell the proxy how trials ended; a third one cancels these, too.
 
     Raises: KeyboardInterrupt: in place of the cancellation."""
     from steno_rollouts.calls.posts import is_post

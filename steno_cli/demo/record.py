@@ -1,4 +1,4 @@
-"""The demo: proxy, worker and a small agent as processes of their own, and then what was recorded of it.
+"""The demo: proxy, worker and small agents as processes of their own, and then what was recorded of the agents.
 
 Owns the order of things and their processes; what is printed is `report.py`. Everything runs on loopback with the memory
 store and the model that ships with the project; whatever happens, the processes are ended before it returns.
@@ -36,8 +36,9 @@ from steno_cli.demo.report import show_record, show_where_to_look
 
 GROUP = "demo"
 LAW = SamplingPolicy(force={"temperature": 0.3, "top_p": 1.0})
-"""Every token is drawn from the policy, cooler than for training. So tiny a model misreads a word in one world of a hundred at
-temperature 1, by a choice of some tenths of a percent: at 0.3 that is one of many millions, and a demo that fails has a cause."""
+"""Plain temperature sampling, cooler than for training. At temperature 1 so tiny a model misreads a word in one world of a
+hundred, by a token with a probability of some tenths of a percent; at 0.3 that token has one chance in many millions: a
+demo that fails then has another cause."""
 AGENT_S = 120.0
 
 

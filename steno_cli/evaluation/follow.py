@@ -123,8 +123,8 @@ class StepNumbers:
         self.done = {step.version for step in self._unposted}
 
     async def check(self, checkpoint: Checkpoint) -> None:
-        """Whether the proxy would take what comes, before hours are spent on it; and post what an earlier start could not. A step
-        that is there does not change. Raises: StenoError: it never would."""
+        """Check that the proxy takes numbers of this run, before hours are spent on them, and post those that an earlier start
+        could not post. A step on record does not change. Raises: StenoError: the proxy will never take them."""
         if self._proxy is None:
             return
         try:

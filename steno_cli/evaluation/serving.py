@@ -31,10 +31,11 @@ class Served(NamedTuple):
 async def served(
     model: str, engine: str, engine_args: Sequence[str], *, max_streams: int, port: int, run_id: str
 ) -> AsyncIterator[Served]:
-    """Args: engine: `auto` is vllm where it is installed, else transformers. port: that the proxy listens at, of 127.0.0.1.
+    """Start a proxy and a worker that serve a model, and end both.
 
-    Raises: DemoFailed: one of the two ended before the model was served; Died: it is not served any more at the end; ConfigError:
-        a package is missing.
+    Args: engine: `auto` is vllm where it is installed, else transformers. port: of the proxy, on 127.0.0.1.
+    Raises: DemoFailed: one of the two ended before the model was served; Died: at the end, the model is not served any more;
+        ModuleNotFoundError: a package is missing.
     """
     if engine == "auto":
         engine = "transformers" if missing(["vllm"]) else "vllm"

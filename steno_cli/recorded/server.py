@@ -1,4 +1,4 @@
-"""Serves the page `/ui` over a file of turns, to this machine: the proxy's own page, and the five routes that it reads.
+"""Serves the page `/ui` over a file of turns, to this machine: the proxy's own page, and the routes that it reads.
 
 A page of the web may have a browser ask this server too, so it answers only to a name of this machine, and to no other page.
 """

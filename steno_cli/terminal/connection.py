@@ -1,4 +1,4 @@
-"""Where `steno sessions` finds the proxy, and with which key."""
+"""Where commands that ask a proxy (`steno sessions`, `runs`, `env`, `doctor`, …) find it, and with which key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steno.config.settings import PROXY_HELP, ProxyUrl, Settings, SettingsConfig
 
 
 class ClientSettings(Settings):
-    """What `steno sessions` runs with."""
+    """How `steno sessions` and the other commands that ask a proxy reach it."""
 
     model_config = SettingsConfigDict(env_prefix="STENO_CLIENT_")
 

@@ -62,8 +62,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def write_utf8() -> None:
-    """Standard output is UTF-8 in every locale, as who reads JSON wants it. A terminal has characters of its own: it is shown a ?
-    for others, where they would be an error."""
+    """Write standard output as UTF-8 in every locale, as readers of JSON expect. A terminal keeps its own encoding, and is shown
+    a ? for a character that it lacks, in place of an error."""
     if not isinstance(sys.stdout, TextIOWrapper):  # closed, or a caller's own
         return
     if sys.stdout.isatty():

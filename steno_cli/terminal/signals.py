@@ -39,8 +39,8 @@ def taken(call: Callable[[], object], *numbers: signal.Signals) -> Iterator[None
 
 @contextlib.contextmanager
 def hangup_taken(call: Callable[[], object]) -> Iterator[None]:
-    """`call` at the first SIGHUP, by which programs end whose terminal was closed; a shell may send a second one. What is written
-    to a terminal that is gone goes nowhere from then on, where it would be an error. Not where `nohup` has it ignored."""
+    """Call `call` at the first SIGHUP, which a program gets when its terminal is closed; a shell may send a second one. From then
+    on, output to the closed terminal is dropped, in place of an error. Does nothing where `nohup` has SIGHUP ignored."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         yield
         return

@@ -11,7 +11,7 @@ from steno import Completion
 _WORTH = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 """Inspect's words: correct, incorrect, partly, no answer."""
 _SAID = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-"""And those that it takes in any case."""
+"""Words that Inspect accepts in upper and lower case."""
 
 
 class ScoredValue(Protocol):

@@ -258,8 +258,8 @@ class AsyncRollouts:
         self._count_failed(groups)
 
     def _mark_used(self) -> None:
-        """The trainer has every row of these groups: others may begin in their place. Each is told until the proxy knows it: with
-        enough groups that it counts as in hand, no trial would begin. Raises: StenoError: the proxy is away."""
+        """Tell the proxy which groups the trainer has every row of: others may begin in their place. Each group is told again
+        until the proxy has it, since no trial begins while too many groups are in hand. Raises: StenoError: the proxy is away."""
         with self._lock:
             groups = [self._held[name] for name in self._to_mark if name in self._held]
             self._to_mark.intersection_update(group.group_id for group in groups)
@@ -336,7 +336,7 @@ class AsyncRollouts:
             self.rollout_buffer.put(QueuedRow(group.group_id, row, sample))
 
     def take(self, queued: QueuedRow) -> RolloutSample | None:
-        """A row's turn has come: for the trainer, unless it can't be trained by now. Raises: RuntimeError: as `check_health`."""
+        """Returns: the row for the trainer; None: it can't be trained by now. Raises: RuntimeError: as `check_health`."""
         args = self._trainer.args
         reason, why, number = judged(
             queued.row, temperature=args.temperature, token_budget=args.token_budget, max_staleness=args.max_staleness,

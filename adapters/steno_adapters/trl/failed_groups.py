@@ -17,10 +17,10 @@ class NothingToTrain(StenoError):
 
 
 class FailedGroups:
-    """Groups fail sooner than good ones end, and those of a killed launcher as soon as the next one begins: as many as ran when
-    the first of a row failed may fail beyond the bound.
+    """Counts groups that fail in a row. Failed groups end sooner than good ones, and groups of a killed launcher fail as soon as
+    the next launcher begins: so the bound is raised by the number of groups that ran when the first of them failed.
 
-    Args: stop_after: so many groups in a row are too many; 0: none are.
+    Args: stop_after: so many groups in a row are too many; 0: no number is.
     """
 
     def __init__(self, stop_after: int) -> None:

@@ -17,9 +17,9 @@ MOST_DONE = 10_000
 
 @dataclass
 class RowProgress:
-    """finished: not acknowledged yet. passed: rows of a group that were trained or dropped, of groups that are not finished.
-    begun: groups that are not finished and of which a row was trained. groups: so many of this kind were finished, in all starts
-    of the run. done: the newest that were acknowledged, and when each was made: the proxy's Redis may forget it all the same."""
+    """finished: groups that are not acknowledged yet. passed: unfinished group -> how many of its rows were trained or dropped.
+    begun: unfinished groups of which a row was trained. groups: how many groups of which a row was trained have finished, in all
+    starts of the run. done: the newest acknowledged groups -> when each was made; the proxy's Redis may lose acknowledgements."""
 
     finished: list[str] = field(default_factory=list)
     passed: dict[str, int] = field(default_factory=dict)
@@ -32,7 +32,8 @@ class RowProgress:
 
     @classmethod
     def restored(cls, saved: Mapping[str, Any]) -> RowProgress:
-        """What an earlier release saved counts no groups, or knows none that are done. Who saves it sorts by names."""
+        """Reads what `saved` gave; earlier releases have no `groups` or no `done`. The checkpoint's JSON is sorted by
+        name, so `done` is sorted by time again."""
         begun, groups = set(saved.get("begun", [])), int(saved.get("groups", 0))
         done = dict(sorted(saved.get("done", {}).items(), key=lambda one: one[1]))
         return cls(list(saved.get("finished", [])), dict(saved.get("passed", {})), begun, groups, done)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class Judgement(NamedTuple):
-    """reason: why it is not trained, None: it is. why: of what later rows of the same settings will be too, more words. number:
-    TRL's `model_version` of the oldest weights that sampled a trained token; None: not known."""
+    """reason: why the row is not trained; None: it is trained. why: details, if later rows with the same settings will be refused
+    too. number: TRL's `model_version` of the oldest weights that sampled a trained token; None: not known."""
 
     reason: str | None
     why: str = ""
@@ -30,7 +30,8 @@ def judged(
     model_version: int,
     versions: VersionCount,
 ) -> Judgement:
-    """Only what is trained is looked at: what another policy, or older weights, said before is context, as a prompt is."""
+    """Checks temperatures and versions of trained tokens only: what another policy or older weights said before is context, like
+    a prompt. The token budget is for the whole row."""
     sampled_at = row.temperatures[row.response_mask]
     if not np.allclose(sampled_at, temperature):
         sampled = sorted({round(float(each), 4) for each in sampled_at})

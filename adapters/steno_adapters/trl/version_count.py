@@ -1,8 +1,8 @@
 """Policy versions of the record as TRL counts them: one number, which goes up by one with each push of this start.
 
 A version is `<lineage>/<step>`: each start of a trainer opens a lineage, and goes on counting steps where its checkpoint stood.
-What a start pushed after the step that a later one went on from was lost in a crash: it is as far behind as the steps back to
-that point and forward again.
+If a later start went on from an earlier step than a version's, that version was lost in a crash. It is as far behind as the
+steps from it back to that earlier step, plus the steps from there forward to the beginning of this start.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _is_quantised(parameter: Tensor) -> bool:
 
 @contextmanager
 def whole_weights(trainer: Any) -> Iterator[Weights]:
-    """While it lasts. Every rank enters it, the first one reads: of others it may be empty."""
+    """The whole weights, valid inside the context. Every rank enters it; only the first reads: on others they may be empty."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft_model(model):
         with _merged(model) if trainer.accelerator.is_main_process else _nothing() as found:

@@ -40,13 +40,13 @@ from steno_worker.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 SERVED_S = 300.0
-"""For the proxy to have this process' model."""
+"""How long the proxy may take until it serves this process' model."""
 SPARE_S = 600.0
-"""Of a group's deadline: for all that is not an agent's time."""
+"""What `_deadline_s` adds to a trial's time for everything beside its agent and its reward."""
 FAILED_REWARD = 0.0
-"""Of a failed trial in validation: left out, it would make the score better."""
+"""The reward of a failed trial in validation: without the trial, the score would be better."""
 _actors: list[Any] = []
-"""Handles of the job's actor. The one of the process that made it keeps it alive; those that were found by its name do not."""
+"""Handles of the job's actor. The handle in the process that made the actor keeps it alive; handles found by name do not."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ class AgentHost:
         mark_ended(self._settings.work_dir, trial_id)
 
     def _deadline_s(self, session: PromptSession) -> float:
-        """Generous: for groups whose process was killed, so that nobody ends their trials. Trials begin in the order in which
-        they came, `in_flight` at a time."""
+        """The deadline of the session's group. Generous: it is for groups whose process was killed and can't end their trials.
+        Trials begin in the order in which their sessions came, `in_flight` at a time."""
         settings = self._settings
         longest = settings.timeout_s or max(
             task.timeout_s or DEFAULT_TIMEOUT_S for tasks in self._tasks.values() for task in tasks.values()

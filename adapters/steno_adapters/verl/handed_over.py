@@ -1,8 +1,8 @@
-"""Tells the proxy which groups verl has: they are leased and acknowledged once TransferQueue has the rows of all their sessions.
+"""Tells the proxy which groups verl has: ready groups are leased, and acknowledged once TransferQueue has all their rows.
 
-So the run's account at the proxy says what became of each token (I4): what is not handed over stays in hand. Any process of the
-job may do it for any group; one that dies loses its leases, and another one goes on. Groups that another start of the
-trainer registered are left alone: TransferQueue knows nothing of them, trained or not. Their leases lapse.
+So the run's account at the proxy says what became of each token (I4): a group that is not handed over stays in hand. Any process
+of the job may do this for any group; if a process dies, its leases run out and another process goes on. Groups that another start
+of the trainer registered are left alone, trained or not: TransferQueue does not know them. Their leases lapse.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What agent-loop workers of this machine that were killed have left: agents that run on, and trials that nobody will end.
+"""Ends what killed agent-loop workers of this machine have left: agents that run on, and trials that have no process any more.
 
-Each process has a folder of its own under `work_dir`, whose name says whose it is. A later one ends what is in the folders of
-those that are gone: of this job after a worker died, or of the next job with the same `work_dir`. Which of the trials there
-ran is told by marks, files beside their folders. The others have ended: what is there of them was kept as `keep` says, and stays.
+Each process has a folder of its own under `work_dir`, named after the process. A later process, of the same job or of the next
+job with the same `work_dir`, ends what is in the folders of processes that are gone. A mark, a file beside a trial's folder, says
+that the trial was running. Trials without a mark have ended: what `keep` left of them stays.
 """
 
 from __future__ import annotations

@@ -106,7 +106,8 @@ class PromptSession:
     waiting: int = 1
 
     def group_spec(self, run: str, lineage: str, size: int, limits: Limits, deadline_s: float) -> GroupSpec:
-        """Of its group: its siblings have the same. A new id each time: verl asks for a prompt again after a restart."""
+        """The spec of the session's group, the same from each sibling but for the group id. The id is new at each call: verl asks
+        for a prompt again after a restart."""
         return GroupSpec(
             group_id=f"{_slug(run, 48)}.{_slug(self.uid, 48)}.{uuid.uuid4().hex[:8]}",
             run_id=run,

@@ -55,8 +55,8 @@ async def is_validation(uid: str) -> bool:
 
 
 def let_padding_be_logged() -> None:
-    """In this process, which is the trainer's: how many rows without a token verl adds to a batch, which it says at a level that
-    is not shown."""
+    """Show in this process, the trainer's, how many rows without a token verl adds to a batch: verl logs it at a level that is
+    not shown by default."""
     padding_utils.logger.setLevel(logging.INFO)
 
 

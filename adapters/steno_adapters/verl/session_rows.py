@@ -16,10 +16,10 @@ from steno_adapters.rows import TrainableRow, trainable_rows
 
 @dataclass(frozen=True)
 class SessionRow:
-    """One row. prompt_ids: the tokens before the first trained one, `prompt_length` of them at most: those that are left stand at
-    the beginning of response_ids, masked. response_ids: up to the last trained token. mask: 1 where the policy sampled, and the
-    token is trained from this row. logprobs: 0.0 where the mask is 0. steps: the oldest and the newest that sampled a trained
-    token; None: not known."""
+    """One row. prompt_ids: the tokens before the first trained one, at most `prompt_length`; what is left of these tokens stands
+    at the beginning of response_ids, masked. response_ids: up to the last trained token. mask: 1 where the policy sampled, and
+    the token is trained from this row. logprobs: 0.0 where the mask is 0. steps: the oldest and the newest step whose weights
+    sampled a trained token; None: not known."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -75,7 +75,7 @@ def training_rows(
 
 
 def validation_rows(samples: Iterable[Sample], *, prompt_length: int, response_length: int) -> SessionRows:
-    """The branch with the most sampled tokens, whatever law they were sampled by."""
+    """At most one row: the branch with the most sampled tokens within the lengths, whatever law they were sampled by."""
     longest: SessionRow | None = None
     for sample in samples:
         ids, _, logprobs = sample.to_numpy()
@@ -91,7 +91,7 @@ def validation_rows(samples: Iterable[Sample], *, prompt_length: int, response_l
 
 
 def _ours(row: TrainableRow, lineage: str) -> tuple[NDArray[np.bool_], list[int | None]]:
-    """Of the response, what is to be trained of this start's versions; and the step of each version."""
+    """Returns: the mask of the response's trained tokens that this start's versions sampled; the step of each version."""
     steps = [step_of(version, lineage) for version in row.versions]
     ours = np.array([step is not None for step in steps], np.bool_)
     return row.response_mask & ours[row.version_index], steps

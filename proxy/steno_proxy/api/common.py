@@ -80,8 +80,8 @@ async def reader(request: Request) -> None:
 
 
 def reading_cookies(request: Request) -> dict[str, bytes]:
-    """What may be the cookie of `/ui`, where it counts: for GET, from the page itself. Browsers send it with requests of pages at
-    other ports of the same host, too, and say so."""
+    """The cookies of `/ui`; {} unless a GET comes from the page itself, or from no page. Browsers also send them with
+    requests of pages at other ports of the same host, and `Sec-Fetch-Site` says so."""
     if request.method != "GET" or request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return {}
     return cookies_of(request.headers.get("cookie", "").encode("latin-1"))
@@ -133,7 +133,7 @@ async def _whose(store: SessionStore, trial_id: str) -> tuple[str | None, str | 
 
 
 async def _group_that_names(store: SessionStore, trial_id: str) -> tuple[str | None, str | None]:
-    """Of a trial of which nothing can be read: who may read it is told why."""
+    """Group and run of a trial whose record can't be read, so that its harness is told why; None: no group names it."""
     try:
         group = await store.group(trial_id.rpartition(".")[0])
     except NotFound:

@@ -27,10 +27,10 @@ async def lease(
     stopping: asyncio.Event | None = None,
     epoch: int | None = None,
 ) -> list[Lease]:
-    """Leases of `max_groups` as soon as so many groups are ready, else of those that are after `wait_s`.
+    """Leases of `max_groups` groups as soon as so many are ready; after `wait_s`, leases of the groups that are ready then.
 
-    Nothing is held back while it waits: until then other trainers may have them. Cancel-safe; what was granted and never reached
-    its trainer is served again when its time is over.
+    No group is reserved during the wait: another trainer may lease it. Cancel-safe; a lease that was granted and never reached
+    its trainer runs out, and its group is served again.
 
     Args: gone: whether the caller has left. Nothing is granted to it then. clock: what `RunStore` takes as now.
         stopping: when it is set, whoever waits gets what there is, and asks another replica.

@@ -1,11 +1,11 @@
 """Refuses requests that a web page may have had a browser send.
 
-A browser lets any page send requests to this machine, and says whose they are: in `Host` the name that the page used (one whose
-own name was made to mean 127.0.0.1 says that name), in `Origin` the page's address, in `Sec-Fetch-Site` whether that is the
-address asked. A page can set none of these, nor leave them out. Where keys are asked for, a key is what no page has. Without,
-these headers are all that tells the developer's agent from the page in another tab.
+A browser lets any page send requests to this machine, and its headers say which page did: `Host` is the host name that the page
+used (with DNS rebinding, the page's own name), `Origin` the page's address, `Sec-Fetch-Site` how that address relates to the one
+asked. A page can neither set these headers nor leave them out. Where keys are asked for, a page has none. Without keys, only
+these headers tell the developer's agent from the page in another tab.
 
-Owns the decision, over heads as ASGI gives them; `front.Application` carries it out. The workers' socket takes no page's, ever.
+This module decides, from the headers of an ASGI scope; `front.Application` acts. The workers' socket refuses every page.
 """
 
 from __future__ import annotations

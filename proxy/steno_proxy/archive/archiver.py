@@ -134,9 +134,9 @@ class Archiver:
         return committed
 
     async def _take_up(self, name: str) -> None:
-        """An object that a crash left, with nobody knowing what is in it. Its sessions are in Redis, or deleted, and it goes;
-        unless one of them is neither: a Redis that has forgotten the last it was told may have forgotten just that. Then the
-        others' copies in it are overwritten."""
+        """Deal with an object that a crash left uncommitted. If Redis knows all its sessions (there, archived or deleted), it is
+        removed. If Redis has lost its latest writes and knows nothing of some, the object stays: these sessions are listed again,
+        and the copies in it that nothing names are overwritten."""
         archive = self._store.archive
         if await self._objects.there(name):
             data = await self._objects.whole(name)
@@ -184,7 +184,8 @@ class Archiver:
         return True
 
     async def _move(self, now: float, retained: float, cutoff: float) -> int:
-        """Args: cutoff: what ended at or before this leaves, if nobody waits for it; at or before `retained`: in any case."""
+        """Archive sessions; returns how many have left. Args: cutoff: sessions that ended at or before this leave, unless their
+        group runs or their reward may come; at or before `retained`, these two hold them no more."""
         moved, seen, batch, size, day = 0, set[str](), list[_Ready](), 0, ""
         skip = 0
         departures = self._store.departures

@@ -1,8 +1,8 @@
 """Calls that may never return (a mount that hangs), in threads that can be left behind.
 
-Not an executor's: the interpreter joins those before it ends, and would wait for the mount then. The worker's for weights
-(`steno_worker/weights/threads.py`) is one that does all that it is told; here are several, calls have deadlines, and what nobody
-waits for any more is not begun.
+They are no executor's threads: the interpreter joins those at its end, and would wait for the mount. The worker has one thread
+for weights (`steno_worker/weights/threads.py`), which runs every call; here are several threads, calls have deadlines, and a call
+that nobody waits for any more is not begun.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     {"session": {…}}        first, the `Session` record
     {"turn": {…}}           then its turns in commit order, whole: token ids and log-probabilities are lists of numbers
 
-Both are gzip members of their own, one after the other, so that lists read sessions without their turns; many of them after
-each other are one gzip file. Text in the place of a list of log-probabilities: base64 of float32, where one of them is no number.
+The session's line is one gzip member, its turns are the next one, so that lists read a session without its turns; many sessions
+in a row are one gzip file. A string in place of a list of log-probabilities is base64 of float32: one of them is not finite.
 A turn's `annotation`, where it has one, is what a trainer saw in its tokens: `differences` is base64 of float16.
 """
 

@@ -5,11 +5,10 @@ are named.
     day=2026-11-22/019ab2c3d4e5f607.jsonl.gz   sessions that ended on that day (`lines.py`)
     partial/…                             being written; a crash leaves one, and the next round takes it away
 
-Names are made here, of a day and digits: nothing that a client says is in them.
+Names consist of a day and hex digits (`archiver.py` makes them): nothing that a client says is in them.
 
-All calls run in threads that no end of the process waits for, and have deadlines: where a mount hangs, whoever asked is told.
-What changes the archive is done one after the other, so that what is done late, once the mount has come back, is over before the
-next.
+All calls run in daemon threads, which the process does not wait for at its end, and have deadlines: if a mount hangs, the caller
+gets an error. Changes run one after the other: one that runs late, once the mount is back, is over before the next begins.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from steno_proxy.store.places import ArchivePlace
 T = TypeVar("T")
 IDENTITY = "archive.json"
 READERS = 16
-"""Calls at a time that change nothing."""
+"""Calls that only read, at a time."""
 PAGE_READERS = 12
-"""Of these, for the pages of lists, which read as many sessions as they have: the rest is for who reads one."""
+"""How many of these read for pages of lists, which have many sessions; the others are for reads of single sessions."""
 CALL_S = 30.0
-"""How long a call may take that moves little, with its wait for a reader."""
+"""Seconds that a call with little data may take, its wait for a thread included."""
 WHOLE_S = 120.0
-"""The same, of a whole object, or the names of all. Whoever writes one for longer has lost the archive to another replica by then
-(`HOLD_S`)."""
+"""The same for a whole object, or for the names of all. A replica that writes for longer has lost the archive to another replica
+by then (`HOLD_S`)."""
 READ_BYTES_PER_S = 1 << 20
-"""A session that is read may take a second more for so many bytes."""
+"""For each so many bytes, the read of a session may take one second more."""
 
 
 class ArchiveIdentity(NamedTuple):
@@ -167,7 +166,7 @@ class ObjectStorage:
             )
 
     async def remove(self, name: str) -> None:
-        """Nothing, if it is not there. Where what it waits for hangs it is removed late: nothing is written after it."""
+        """Remove an object, if it is there. If an earlier change hangs, this one runs late, after it."""
         await self._change(CALL_S, self._remove, name, late=True)
 
     def _remove(self, name: str) -> None:

@@ -4,17 +4,17 @@
     worker    opens the workers' socket
     metrics   what Prometheus reads, nothing else
     viewer    reads what the control plane has on record, writes nothing, is shown no key
-    run       one run: makes its groups, reads and completes its sessions, says where its groups are
-    harness   one group: reads its sessions, completes them, deletes nothing else
+    run       one run: reads it, makes its groups, claims, reads and completes its trials, says that its rollouts are over
+    harness   one group: claims, reads and completes its trials, deletes nothing
     agent     one trial: its generation routes, nothing else
 
 An agent's key is an HMAC of its trial id, a harness key one of its group id, a run's key one of its run id, each in a domain
 of its own, so that no key of one kind is ever one of another. Without an admin key there are no keys at all, and everybody may
 do everything: the settings allow that on loopback only.
 
-Of admin, worker, metrics and viewer keys and trial secrets several are good at a time, one a line, so that each is rotated
-without a moment in which somebody holds none that is: add the new one, hand it out, take the old one away. What is derived
-comes of the first.
+Several admin, worker, metrics and viewer keys and trial secrets are valid at a time, one per line. So each is rotated without a
+moment in which a client has no valid key: add the new one, hand it out, remove the old one. Derived keys come from the first
+trial secret.
 A browser that has shown the admin key or a viewer key once reads by a cookie from then on (`viewer_cookie.py`).
 A trial's own key has a generation: `sk-steno-…` is the first, `sk-steno-2-…` the one after it. Which of them is still good is
 on the session's record, where whoever serves the request looks (`Session.key_generation`).

@@ -96,8 +96,8 @@ class RateLimiter:
 
 
 class RefusedRequests:
-    """Requests that were refused before anybody had looked at them. SDKs send them again with a mark, and such a retry repeats
-    nothing: an identical sibling's answer is not its own. Each is good for one retry."""
+    """Digests of requests that were refused before they were parsed. An SDK sends such a request again, marked as a retry, but it
+    repeats no recorded one: it must not get the answer of an identical sibling. Each digest counts for one retry."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -114,7 +114,7 @@ class RefusedRequests:
         noted.append((self._clock() + REFUSED_S, digest))
 
     def take(self, trial_id: str, body: bytes) -> bool:
-        """Whether a request with this body was refused, and not asked for here since."""
+        """Whether a refused request with this body is remembered; forgets one such."""
         noted, wanted = self._noted(trial_id), body_digest(body).digest()
         found = next((one for one in noted if one[1] == wanted), None)
         if found is None:

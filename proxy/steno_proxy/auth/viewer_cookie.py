@@ -1,9 +1,9 @@
 """What a browser shows in the place of a key, once its person has logged in at `/ui`: signed, kept nowhere, good at every
 replica.
 
-`EXPIRES.SIGNATURE`: an HMAC over the time and the key that was shown, under the secret that all replicas share. It ends by
-itself, with the key it was given for, and with the trial secret. It opens what a viewer key opens, for GET alone: whoever asks
-for it sees to that (`api/common.py`).
+`EXPIRES.SIGNATURE`: an HMAC over the time and the key that was shown, under the secret that all replicas share. It is
+valid until it expires, or until its key or the trial secret is removed. It opens what a viewer key opens, for GET alone
+(`api/common.py` checks that).
 
 Browsers send the cookies of all ports of a host to each of them. So its name has a digest of the secret: proxies of one host that
 share none do not log each other's browsers out.

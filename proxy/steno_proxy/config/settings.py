@@ -274,8 +274,8 @@ class ProxySettings(Settings):
 
     @property
     def archive_url(self) -> str | None:
-        """Where ended sessions go; None: they stay. Unset, each Redis has a folder of its own, which it finds again by its URL
-        when it has lost its memory.
+        """Where ended sessions are archived; None: nowhere. If `archive` is unset, each Redis has its own folder, named after its
+        address, so that it finds the folder again after it has lost its data.
 
         Raises: ConfigError: redis_url can't be read.
         """

@@ -75,8 +75,8 @@ class Choice:
 
     @classmethod
     def on_record(cls, index: int, turn: Turn) -> Choice:
-        """As it is told again. Texts of tokens are not on record (I6), so there are no log-probabilities. What a turn said
-        that was told from another's record is the end of its new ids."""
+        """The choice of a recorded turn, to be answered again. Texts of tokens are not on record (I6), so there are no
+        log-probabilities. If the turn replayed another's record, its answer is the end of its new prompt ids."""
         if turn.replayed is not None:
             said = len(turn.new_prompt_ids) - 4 * turn.replayed
             turn = turn.model_copy(update={
@@ -154,8 +154,7 @@ class Dialect(Protocol):
     """One wire format. Instances are stateless and shared.
 
     name: recorded on each turn. paths: of the routes, after `/{trial_id}`. call_prefix: of the tool-call ids that
-    clients of this dialect expect. breaks: whether an error after the first byte is a broken connection (chat); if not,
-    `broken` gives the event that says so.
+    clients of this dialect expect. keepalive: bytes that clients skip, sent while a stream is idle.
     """
 
     name: ClassVar[str]

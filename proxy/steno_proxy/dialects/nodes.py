@@ -12,8 +12,8 @@ from steno.contracts.chat import Message
 from steno.contracts.errors import BodyTooLarge
 
 VALUES_PER_NODE = 10
-"""Of all values (numbers, strings, objects …) there may be so many for each object or array that there may be. They cost a tenth:
-a prompt may be given as hundreds of thousands of token ids."""
+"""A body may hold so many values (numbers, strings, objects …) for each object or array that it may hold, since a value costs a
+tenth: a prompt may be given as hundreds of thousands of token ids."""
 ARGUMENT_VALUES_PER_NODE = 2
 """The same, of the JSON inside the calls' arguments: each value is made, made equal and written again to compare a history."""
 MOST_ESCAPES = 3_000_000

@@ -20,7 +20,7 @@ MAX_IMAGE_BYTES = 10 * 2**20
 """Of one image, as base64 has it unpacked. Providers take 5 to 20 MB; three of them fit into a request of the default bound."""
 MAX_URL_CHARS = 4096
 MAX_STRINGS = 40_000
-"""Parts that are no objects, which count as such (`nodes.py`)."""
+"""Parts in a request, where a format takes bare strings as parts: `nodes.py` counts only objects and arrays as nodes."""
 _DATA = re.compile(r"data:(image/[a-z0-9][a-z0-9.+-]{0,60});base64,", re.IGNORECASE)
 _ALPHABET = (string.ascii_letters + string.digits + "+/").encode()
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")

@@ -66,7 +66,7 @@ class PolicyKeeper:
     # -- for the REST API
 
     async def post(self, spec: UpdateSpec) -> Update:
-        """Begin an update; the same spec again: as it stands. Raises: Conflict, StoreUnavailable."""
+        """Begin an update; for a spec posted before, return its update. Raises: BadRequest, Conflict, StoreUnavailable."""
         check(spec)
         row = await self._store.post(spec, now=self._clock())
         self._adopt(row)
@@ -309,7 +309,7 @@ class PolicyKeeper:
         )  # fmt: skip
 
     def _unix_ahead_s(self, since: float) -> float:
-        """An update whose deadline begins in the future, by this clock, has begun now: another clock said so."""
+        """How far Unix time is ahead of `steady`. A `since` in the future, set by another replica's clock, counts as now."""
         return max(self._clock(), since) - self._steady()
 
     # -- what is to be done

@@ -36,8 +36,8 @@ class ShardCursor:
     ends: deque[int] = field(default_factory=deque)
 
     def report(self, offset: int, credit: int, now: float) -> None:
-        """A new position on the same shard. Below the last one: it has lost what it had. Not where a chunk of ours ends: another
-        proxy has sent it bytes, and what of ours lay across their end was left out."""
+        """Take in the worker's new position on the same shard. If it is below the last one, the worker has lost bytes. If no
+        chunk of ours ends there, another proxy sent bytes too, and the worker left out our chunk that overlaps their end."""
         end = self.confirmed
         while self.ends and self.ends[0] <= offset:
             end = self.ends.popleft()

@@ -34,7 +34,7 @@ class PolicyUpdates:
 
     Attributes:
     posted: the newest update. active: the one that workers are brought to. in_force: the newest that one has served.
-    gate, marked: grows whenever `behind` may answer otherwise than before; as far as workers were marked accordingly.
+    gate: grows whenever the answer of `behind` may have changed. marked: the gate at which the workers were last marked.
     """
 
     def __init__(self, policy: str) -> None:

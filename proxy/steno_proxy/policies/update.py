@@ -49,8 +49,8 @@ class UpdateRun:
     Args:
     number: in the order of posting within the policy.
     created_at, since, ended_at: when it was posted, when its deadline began to run, when it ended; in Unix seconds, which
-        replicas share. All else is in seconds of the clock that `now` is of, which nobody sets.
-    unix_ahead_s: of `now`, when the update was heard of; at least so much that `since` is not to come.
+        replicas share. All other times are seconds of the monotonic clock that `now` comes from.
+    unix_ahead_s: how far Unix time was ahead of `now` when the update was heard of; so much that `since` is not in the future.
     settle_until: workers that come until then are awaited; those of a proxy that has just started are still dialling.
     state: `running`, or how it ended already: then it only brings others along.
     """
@@ -149,7 +149,7 @@ class UpdateRun:
         return self._advance(now)
 
     def supersede(self, now: float) -> list[MemberFrame]:
-        """A newer one has been posted. Who loads goes on loading; all else is forgotten."""
+        """A newer update has been posted. Workers that load go on; those that wait, receive or are ready abandon this one."""
         if self.state == "superseded":
             return []
         for member in self.members.values():
@@ -309,7 +309,7 @@ class UpdateRun:
                 self._apply(member, now)
 
     def _end(self, members: list[UpdateMember], late: bool, now: float) -> None:
-        """Those that went away are waited for until the deadline if they are all there was: somebody will start them again."""
+        """End the update if every worker is settled. If all of them have gone away, wait for them until the deadline."""
         settling = now < self._settle_until and not late
         if settling or not all(member.settled for member in members):
             return

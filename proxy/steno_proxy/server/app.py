@@ -201,8 +201,8 @@ def _add_routes(
 
 @cache
 def _control_routes() -> list[BaseRoute]:
-    """Of the session API and the viewer. They depend on no setting, and making them takes most of what an application takes: a
-    process that makes several (tests do) makes these once."""
+    """The routes of the control plane and the viewer. They depend on no setting, and making them takes most of the time to make
+    an application: a process that makes several (tests do) makes these once."""
     control = APIRouter(generate_unique_id_function=openapi.operation_name)
     for router in (
         sessions.router,

@@ -16,7 +16,7 @@ from steno_proxy.api.bodies_in_flight import FREE_BYTES
 log = logging.getLogger(__name__)
 
 TRIM_AFTER_S = 1.0
-"""After the last of some large bodies: what refers to it has gone by then. Seconds."""
+"""Seconds from the first large body that is freed to the trim: what refers to the body has gone by then."""
 _M_MMAP_THRESHOLD = -3
 
 

@@ -1,13 +1,14 @@
 """uvicorn's HTTP protocol, with seven things that it lacks with httptools.
 
-A bound on what a request may say outside of its body: an address, a header or a trailer that never ends would be kept whole,
-before any key is looked at. A bound on how long a head may take: connections that never say what they want would add up until no
-file descriptor is left. And the bodies of requests that offer another protocol than WebSocket: the parser ends such a request
-with its head, while a server that ignores the offer must read it as if there were none (RFC 9110, 7.8). And an end of what
-asks for WebSocket in a head that the WebSocket parser does not take: uvicorn leaves such a connection open and silent for ever.
-And an end of connections that were closed to clients who do not read what was left to write. And answers of unknown length to
-HTTP/1.0, where uvicorn uses chunks that its clients can't know (RFC 9112, 6.1). And word of a connection's end to the request
-that is being answered, where others wait behind it: uvicorn tells the last of them.
+1. The bytes of a request outside of its body are bounded: an endless URL, header or trailer would be kept whole, before any key
+   is checked.
+2. The time of a head is bounded: connections that send no request would add up until no file descriptor is left.
+3. A request that offers an upgrade to another protocol than WebSocket keeps its body: the parser ends such a request with its
+   head, but a server that ignores the offer must read it as if there were none (RFC 9110, 7.8).
+4. A WebSocket request whose head the WebSocket parser refuses is ended: uvicorn leaves it open and silent for ever.
+5. A closed connection is aborted if its client does not read the rest of the output.
+6. An answer of unknown length to HTTP/1.0 has no chunks, which such clients do not know (RFC 9112, 6.1).
+7. A disconnect is told to the request that is being answered: uvicorn tells only the last of the pipelined requests.
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ class EndsWithConnection:
 
 
 class BoundedHttp(WithoutUpgrades):
-    """Closes a connection that sends more than MAX_HEAD_BYTES without a head, a body's piece or an end among them, and one whose
-    head takes longer than `head_s`; breaks one that was closed, if its client reads nothing of what is left for so long. That is
-    looked at by one timer a connection, so that a request costs nothing more."""
+    """Closes a connection that sends more than MAX_HEAD_BYTES without completing a head, a piece of a body or a message, and one
+    whose head takes longer than `head_s`. Aborts a closed connection whose client reads nothing of the rest for `head_s`. One
+    timer per connection checks both times, so that a request costs nothing more."""
 
     head_s = HEAD_S
     _quiet_bytes = 0

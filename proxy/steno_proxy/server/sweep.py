@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 ARCHIVED_AFTER_S = 86400.0
 """Where `retention_s` is unset: a day in which what has just ended is read from memory."""
 TIGHT_S = 60.0
-"""Where memory is short, so much later what nobody waits for is archived: a harness may still be asking. What its group, or its
-reward, is waited for stays for as long as ever."""
+"""Where memory is short, sessions are archived so many seconds after their end: their harness may still ask for them. A session
+whose group runs, or whose reward may still come, stays for the usual time."""
 
 CLOCKS_DIFFER_S = 60.0
-"""By so much the log has it, once."""
+"""If the two clocks differ by more than this, it is logged once."""
 
 
 class Sweeper:

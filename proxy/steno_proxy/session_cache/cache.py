@@ -69,7 +69,8 @@ class Recorder:
         self.traces: Traces | None = None
 
     async def enter(self, trial_id: str, *, again: bool = False, shown: int | None = None) -> Recording:
-        """The session's recording, up to date, open for one more turn. again: perhaps not one more; `check` says when it is.
+        """The session's recording, up to date, open for one more turn. again: it may be a retry that makes no new turn, so limits
+        are not checked; call `check` before a new turn.
         shown: the generation of the key that the agent shows; None where no key is asked for.
 
         Raises: Forbidden (a key that has been rotated away), NotFound, Gone (completed or deleted), BudgetSpent (and the

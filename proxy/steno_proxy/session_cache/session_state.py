@@ -220,7 +220,7 @@ class Recording:
         return bool(ended)
 
     def reset(self) -> None:
-        """Read everything again. What runs here, and `passed_fork`, are not read."""
+        """Forget what was read, so that all rows are read again. What runs here, and `passed_fork`, are kept."""
         self.tree, self.prompt_index, self.marks, self.open_elsewhere = Tree(), PromptIndex(), 0, {}
         self.replies.clear()
         self.echoes, self.echo_bytes = {}, 0

@@ -14,10 +14,10 @@ from steno_proxy.store.interface import SessionStore
 log = logging.getLogger(__name__)
 
 TIGHT = 0.7
-"""Of the memory: somebody is told, and what has ended goes to the archive without waiting for `retention_s`, if neither its group
-runs or waits nor its reward may come."""
+"""From this share of the memory on, a warning is logged, and ended sessions are archived without waiting for `retention_s`,
+unless their group runs or waits, or their reward may still come."""
 FULL = 0.8
-"""Of the memory: no new trials. What is left is for those that run."""
+"""From this share of the memory on, no new trials are taken. What is left is for those that run."""
 RETRY_S = 60.0
 
 

@@ -1,7 +1,7 @@
 """The trial that a forked one begins with: which of its answers are told again, found by what was asked. Pure.
 
-Answered from the record is all that was asked before the turn of the fork had its answer, and that turn itself unless it is to be
-sampled anew: also what ran beside it, in other branches. A request is found by its whole conversation, its tools and its template
+Every request that was asked before the turn of the fork had its answer is answered from the record, those of other branches too;
+so is that turn itself, unless it is to be sampled anew. A request is found by its whole conversation, its tools and its template
 options, compared as `may_differ.py` says; what was asked several times is answered in the order in which it was. Kept are
 digests, so that an origin costs a few hundred bytes a turn.
 """
@@ -122,7 +122,7 @@ class ForkOrigin:
         return self._key(asked, tools, options)
 
     def answer(self, key: bytes | None, n: int, used: Container[str]) -> OriginAnswer | None:
-        """What answers a request for `n` choices: of those recorded, the first of which nothing is used."""
+        """The first recorded answer to a request for `n` choices of which no turn is in `used`; None: there is none."""
         for answer in self._answers.get(key or b"", ()):
             if len(answer.turns) == n and not any(turn.turn_id in used for turn in answer.turns):
                 return answer

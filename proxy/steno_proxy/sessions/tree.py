@@ -146,7 +146,7 @@ class Tree:
         return list(self.asked_at(nodes[-1], tools, options)) if len(nodes) == len(digests) + 1 else []
 
     def asked_at(self, node: int, tools: bytes, options: bytes) -> Iterator[int]:
-        """The same of a node, as far as they are wanted."""
+        """Turns that were asked at this node, under these tools and options, one by one; newest first."""
         number = self._trie.asked_at[node]
         while number >= 0:
             if self.has_prompt(number, node, tools, options):

@@ -76,8 +76,8 @@ class RecordedOtherwise(Conflict):
 
 
 def ends_alike(recorded: IndexRow, sent: IndexRow) -> bool:
-    """Whether what is on record of a turn that has ended is what was sent of it: said again, a commit has succeeded. Where the
-    turn stands, and how it was asked, may differ: a turn told again from a record is asked in other words."""
+    """Whether the ended turn on record ends like the one that was sent: then a repeated commit has succeeded. Its place in the
+    tree and its request may differ: a turn that is replayed from a record has another request."""
     ends = [(row.finish, row.partial, row.path_tokens, row.completion_tokens) for row in (recorded, sent)]
     return ends[0] == ends[1]
 
@@ -93,8 +93,8 @@ class RetryKey(NamedTuple):
 
 
 class SessionStore(Protocol):
-    """All that the proxy remembers. Beside the sessions: `policies`, what is remembered of policies and their updates, `runs`,
-    of runs and leases, and `token_texts`, of tokenizers."""
+    """All that the proxy remembers: sessions, and in stores of their own policies and their updates (`policies`), runs and leases
+    (`runs`), and the token texts of tokenizers (`token_texts`)."""
 
     @property
     def policies(self) -> PolicyStore: ...
@@ -118,7 +118,8 @@ class SessionStore(Protocol):
         ...
 
     async def keep(self, name: str, value: bytes) -> bytes:
-        """What is kept under this name, for good: the value that came first. Replicas agree by it."""
+        """Keep a value under this name for good, unless there is one already. Returns the value that came first: replicas agree
+        on it."""
         ...
 
     async def kept(self, name: str) -> bytes | None:
@@ -127,9 +128,9 @@ class SessionStore(Protocol):
 
     # -- groups and sessions
     async def create_group(self, group: Group, sessions: Sequence[Session]) -> Group:
-        """Create a group and its sessions. The same group again returns the recorded one, and makes again what is missing of it
-        but for sessions that were deleted; a different one is Conflict, as is one whose trial id a session of others has.
-        Raises: Gone: all of them were, or those of an earlier group of that id."""
+        """Create a group and its sessions. If the same group is on record, return that one, and create its missing sessions
+        again, except deleted ones. Raises: Conflict: a different group has this id, or a session of another group, or of none,
+        has one of the trial ids. Gone: all sessions were deleted, or, of a group that is not on record, any."""
         ...
 
     async def group(self, group_id: str) -> Group: ...
@@ -177,13 +178,13 @@ class SessionStore(Protocol):
         final: bool = True,
         claim: int | None = None,
     ) -> Session:
-        """Freeze. The same values again change nothing; another reward or status is Conflict. Deleted: Gone.
+        """End a session: freeze it. The same values again change nothing; another reward or status is Conflict. Deleted: Gone.
 
-        claim: epoch of the claim under which its launcher ends it; Conflict where another one has it by now.
+        claim: epoch of the claim under which its launcher ends it; Conflict if another launcher has the trial by now.
 
-        `settle` is to follow. final False: a limit of the trial's own ended it, or it is scored later. Its harness may post a
-        reward yet, with more metrics, or give it up, and the trial's group waits for that until its deadline. Whoever scores it
-        may claim it anew.
+        The caller calls `settle` next. final False: a limit of the trial's own ended it, or it is scored later. Its harness may
+        still post a reward, with more metrics, or give it up; the trial's group waits for that until its deadline. The launcher
+        that scores it may claim it anew.
         """
         ...
 
@@ -230,9 +231,9 @@ class SessionStore(Protocol):
         retry_key: the turn is paired with what came of the same request elsewhere (`asked_again`), whichever is recorded first.
 
         Raises Gone when the session is deleted; or frozen, and the turn is not partial (a partial one is kept: it was in
-        flight when the session was frozen); or settled. What a settled or deleted session's run is not told of otherwise, a
-        partial turn that has ended, is booked there as `late` or `deleted`. RecordedOtherwise, where the same turn_id is on
-        record and stays, and is not what was sent. ParentLost, for a new turn."""
+        flight when the session was frozen); or settled. If the session is settled or deleted, the tokens of a partial turn that
+        has ended are booked in its run as `late` or `deleted`. RecordedOtherwise: the same turn_id is on record, stays, and
+        differs from what was sent. ParentLost: the parent of a new turn is not on record any more."""
         ...
 
     async def mark_delivered(self, trial_id: str, turn_id: str, delivered: int) -> None:
@@ -255,17 +256,17 @@ class SessionStore(Protocol):
         ...
 
     async def refused(self, trial_id: str, key: bytes, *, began: float, now: float) -> None:
-        """A request was refused with nothing on record: its retry, at any replica, repeats nobody else's turn. Nothing if a retry
-        of it has come already, nor if there is no such session (any more). Counts for one retry each time."""
+        """Note that a request was refused with nothing on record: its retry, at any replica, then repeats no recorded turn. Does
+        nothing if a retry of it has come already, or if there is no such session (any more). Each call counts for one retry."""
         ...
 
     async def asked_again(self, trial_id: str, key: bytes, *, began: float, count: int, n: int, now: float) -> bool:
-        """A request has come that its client marks as a retry, its `count`th. True: it was refused before, which counts for this
-        one retry. False: it is noted, to be told by `began` (its turns' `timings.queued`): a turn of an equal request that
-        began before it, and comes on record after this, is superseded by the turn of the retry, once both are there.
+        """Note a request that its client marks as a retry, the `count`th. True: it was refused before; that refusal counts for
+        this retry only. False: the retry is noted under `began` (its turns' `timings.queued`): a turn of an equal request that
+        began before it, and comes on record after this call, is superseded by the retry's turn once both are on record.
 
-        Of unmarked turns one at most, and that only if the retry's own `RetryKey.found` is False: others are legitimate siblings.
-        Of earlier retries all that count less."""
+        The retry supersedes all earlier retries with a lower count, and at most one unmarked turn, that only if the retry's own
+        `RetryKey.found` is False: other unmarked turns are legitimate siblings."""
         ...
 
     async def note(self, trial_id: str, seen: Sequence[Note]) -> None:

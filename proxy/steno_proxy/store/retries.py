@@ -116,7 +116,8 @@ class TrialRetries:
         return [*found, (turn_id, by)] if by else found
 
     def _later(self, retries: list[_Retry], mine: _Retry | None, turn_id: str, began: float, partial: bool) -> str:
-        """The turn of a retry that this one was asked before; "": none is on record yet, and those that come will find it."""
+        """The recorded turn of a later retry that supersedes this turn; "": there is none. Later retries that are not on record
+        yet note this turn in `waiting`."""
         by = ""
         for retry in retries:
             if retry is mine or retry.began <= began or (mine is not None and retry.count <= mine.count):

@@ -6,7 +6,8 @@ from steno.contracts.records import Session
 from steno_proxy.sessions.limits import timed_out_at
 
 UNTIMED_S = 3600.0
-"""After which one without such a limit is looked at all the same: its name may have had another life, of an older release."""
+"""How soon the sweep looks again at a session without such a limit: an older release, which sets no time for the sweep, may make
+another session under the same trial id."""
 
 
 def look_at(session: Session, now: float) -> float:

@@ -1,5 +1,5 @@
 """Texts of tokens, one piece for each tokenizer (`workers/token_texts.py` makes them): what is asked of a store, and the store in
-memory. So many are kept and no more: those that no worker has had for longest go first.
+memory. At most MOST_TOKENIZERS pieces and MOST_BYTES are kept: the pieces that no worker has had for longest go first.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ class TokenTextsStore(Protocol):
     """Pieces by the key of their tokenizer (`Turn.tokenizer`). What came first stays."""
 
     async def keys(self) -> list[str]:
-        """Of the tokenizers whose pieces are kept, sorted."""
+        """The keys of the tokenizers whose pieces are kept, sorted."""
         ...
 
     async def get(self, key: str) -> bytes | None: ...
 
     async def keep(self, key: str, piece: bytes) -> None:
-        """Others go for it, if there are too many. One above MOST_BYTES is not kept."""
+        """Keep a piece, and drop the oldest others if there are too many. A piece above MOST_BYTES is not kept."""
         ...
 
     async def touch(self, key: str) -> bool:
-        """Whether its piece is kept; if so, a worker has this tokenizer now."""
+        """Note that a worker has this tokenizer now. Returns whether its piece is kept."""
         ...
 
 

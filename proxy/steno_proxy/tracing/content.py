@@ -23,7 +23,7 @@ def shown(messages: Sequence[dict[str, Any]], finish_reason: str | None = None) 
     while len(said) > MOST_CHARS and room > LEAST_CHARS:
         room //= 4
         said = json.dumps([_cut(one, room) for one in found], ensure_ascii=False)
-    if len(said) > MOST_CHARS:  # many messages: the newest say most
+    if len(said) > MOST_CHARS:  # many messages: only their number is shown
         return json.dumps([{"role": "system", "parts": [_text(f"[{len(found)} messages, too long to be shown]")]}])
     return said
 

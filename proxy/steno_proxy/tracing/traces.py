@@ -140,8 +140,8 @@ class Traces:
         return status
 
     def _put_back(self, failed: Iterable[WaitingSpan]) -> None:
-        """Behind the others. If those were taken since these failed before, then the collector is there, and these are not for
-        it."""
+        """Queue failed spans again, behind the others. A span that failed before counts as refused, if the collector has taken
+        another request since: the collector is up, and refuses this span."""
         for seen, failed_at in failed:
             if failed_at is not None and failed_at < self._requests_taken:
                 metrics.TRACE_SPANS.labels("refused").inc()

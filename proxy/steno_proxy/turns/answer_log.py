@@ -1,8 +1,8 @@
 """The answer of a request, and the clients that read it: the one that came first, and retries that joined it.
 
 A `LogReader` is one client: it turns what the log tells it into events of its own format, and keeps them until they are flushed.
-`AnswerLog` tells all readers of one request the same, and keeps I3: a piece that closes a block is told once the turn so far is
-on record, the end of a choice once its turn is, and what a reader that joins is told of the past leaves once that is.
+`AnswerLog` tells all readers of one request the same, and keeps I3: it passes on a piece that closes a block once the turn so far
+is on record, and the end of a choice once its turn is. A reader that joins sends the earlier pieces once they are on record.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from steno_proxy.turns.interfaces import TurnClient
 STALL_S = 2.0
 """How long the client that came first may hold up those who joined its request, once. Seconds."""
 _LINE_ENDS = [(char.encode(), rb"\u%04x" % ord(char)) for char in "\x85\u2028\u2029"]
-"""Where `str.splitlines` ends a line, and with it the clients that read streams by httpx's lines (LiteLLM's of Messages): what
-follows in the event was lost. In events they stand inside JSON strings alone, where they may be escaped."""
+"""Characters that end a line for `str.splitlines`, and so for clients that read streams by httpx's lines (LiteLLM's of Messages):
+they lost the rest of the event. In events these characters stand only inside JSON strings, where they may be escaped."""
 
 
 class PromptedChoice(Protocol):
@@ -194,8 +194,8 @@ class AnswerLog:
         self._told: set[int] = set()  # choices of which readers that have left had events
 
     def add(self, reader: LogReader, choices: Iterable[LoggedChoice]) -> Callable[[], Awaitable[None]]:
-        """Tell a reader that joins what has come. Returns: what it must wait for before any of that leaves: the blocks that this
-        closes for its client are on record then."""
+        """Tell a reader that joins what has come. Returns: a function that the reader must await before it sends any of that: it
+        puts the blocks that this closes for the client on record."""
         closed = []
         for choice in choices:
             if (pieces := choice.pieces()) is not None:

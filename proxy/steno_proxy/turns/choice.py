@@ -50,10 +50,10 @@ class OpenChoice:
     """One completion while it runs.
 
     order, stream: of the attempt that runs.
-    failures: attempts that count (`failover.py`). full: engines that sent it away.
-    plan: where it stands; the request's, until the worker or a commit knows better.
-    finished: what its clients are to see, once it is on record, whole. commit, saving: the writes, of the turn and of what was
-    open of it. recorded: it has ended, and is on record. begun_again: an attempt before this one is on record.
+    failures: failed attempts that count towards MAX_ATTEMPTS (`failover.py`). full: engines that refused it as full.
+    plan: the request's plan, until the worker's answer or a commit changes it.
+    finished: what its clients are to see; set once its whole turn is on record. commit, saving: the tasks that write the ended
+    turn, and the open one. recorded: it has ended, and is on record. begun_again: an earlier attempt is on record by itself.
     """
 
     __slots__ = (
@@ -127,8 +127,8 @@ class OpenChoice:
         self.order, self.stream = order, stream
 
     async def restart(self, error: StenoError, plan: Plan) -> None:
-        """Begin again from nothing. What was sampled is recorded as a turn of its own that broke (I4), in place of what this one
-        repeats; this one is in place of that turn. Raises: as `Recorder.commit`."""
+        """Begin again from nothing. What was sampled is recorded as a broken turn of its own (I4). That turn supersedes what this
+        one would have superseded, and this one supersedes that turn. Raises: as `Recorder.commit`."""
         transcript = self.transcript
         facts = msgspec.structs.replace(self.facts, answer_id=None, request=None)
         lost = OpenChoice(
@@ -170,8 +170,8 @@ class OpenChoice:
         await self._recorder.commit(self._recording, turn, row, self.facts.request)
 
     def cut_off(self, reason: str) -> None:
-        """Nothing more is wanted of its worker. What had arrived is of the turn all the same (I4), though nobody is told; for a
-        turn that has not begun, since nobody had looked or its prompt is not what was asked for (I2), it came too late."""
+        """Cancel the generation. Tokens that had arrived still belong to the turn (I4), though no client gets them. If the turn
+        has not begun (its `Started` was not taken yet, or had a wrong prompt (I2)), they are counted as late."""
         if self.transcript.started is None or self.facts.started is None:
             self.stream.discard(reason)
             return
@@ -181,12 +181,12 @@ class OpenChoice:
                 self.transcript.take(event)
 
     async def committed(self, error: StenoError | None, *, in_one_piece: bool = False) -> None:
-        """Commit, to the end even if this task is cancelled meanwhile: half a commit is none. Nothing is recorded of what failed
-        before its first token in a way that passes.
+        """Commit the turn. The commit runs to its end even if this task is cancelled meanwhile. A turn that failed before its
+        first token with a retryable error is not recorded.
 
-        Args: in_one_piece: somebody gets the answer whole, right after this. It counts as delivered, rather than being written a
-            second time; `undelivered` takes that back.
-        Raises: what the commit failed with; nothing where the turn has failed already, since `error` is raised then.
+        Args: in_one_piece: a client gets the whole answer right after this. All its tokens are recorded as delivered, which saves
+            a second write; `undelivered` takes that back.
+        Raises: the error of the commit; nothing if `error` is given, since the caller raises that.
         """
         if self.transcript.started is None or self.commit is not None:
             return
@@ -235,8 +235,8 @@ class OpenChoice:
         return turn_of(self._recording, self, error, delivered, still_open)
 
     async def undelivered(self) -> None:
-        """It is on record, and nobody gets it in one piece after all: the client has left, or the request has failed. Does
-        nothing where it was committed as no such answer. A failure to note it is only counted."""
+        """Note that the client did not get the recorded turn in one piece: it has left, or the request has failed. Does nothing
+        if the turn was not committed as such an answer. A failure to note it is only counted and logged."""
         if not self._in_one_piece or self.commit is None or self.commit.exception() is not None:
             return
         delivered = self.transcript.delivered  # in events

@@ -43,7 +43,7 @@ from steno_proxy.workers.placement import NO_PREFIX, PromptPrefix
 _NO_TOOLS = b"\0" * 8
 _CUT_OFF = ("length", "cancelled", "error", OPEN)
 MOST_CANDIDATES = 16
-"""Turns asked at one place whose replies a message is digests_observed with, so that 3,000 siblings cost no more than these."""
+"""How many turns asked at one place have their replies compared with a message, so that 3,000 siblings cost no more."""
 MOST_SEALS = 8
 """So often a request tries to close the open turn that it goes on from: each time it may have grown, or have been replaced."""
 
@@ -57,7 +57,7 @@ class Plan:
     prefix: what the prompt begins with.
     messages: of the request, as the client sent them, but for neighbours that are read as one (`sessions/reading.py`), and
         calls of one reply that came back apart (`sessions/gathered.py`).
-    digests: 16 bytes for each of them; one that stands for a reply which it does not say, and is gone on from, has that reply's.
+    digests: 16 bytes for each message; an echo that is gone on from has the digest of its recorded reply.
     digests_observed: whether these are the digests that the fork reason was observed with; False: more of the messages is known
         than what is gone on from (their tools have changed, say).
     echoed_as: how the reply that this goes on from was recognised, where its client wrote it otherwise; None: it did not.
@@ -163,11 +163,11 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
 
 
 def check_cut_off(tree: Tree, found: Plan, running: Iterable[Plan]) -> None:
-    """Args: running: plans of the trial's requests that are being answered: a client whose connection broke may ask again before
-    the proxy hears of it.
+    """Check that the answer whose beginning ends a request was cut off.
 
-    Raises: BadRequest: the request ends with the beginning of an answer, and none to the messages before it was cut off. Its
-        words are Anthropic's, which agents know.
+    Args: running: plans of the trial's requests that are being answered: a client whose connection broke may ask again before
+        the proxy hears of it.
+    Raises: BadRequest: no answer to the messages before was cut off or is running. The words are Anthropic's, which agents know.
     """
     before = found.digests[:-1]
     asked = tree.turns_asked(before, found.tools, found.options)
@@ -196,8 +196,8 @@ def _prefix(tree: Tree, parent: int, ids: bytes, messages: int = 0) -> PromptPre
 async def _recognise(
     recorder: Recorder, recording: Recording, said: RequestMessages
 ) -> tuple[Recognition, RecognisedMessages]:
-    """How the request is read, and where it stands. Where it leaves what is recorded with its client's own writing of a reply
-    (`sessions/messages/echoes.py`), that reply stands there from now on, and the request is looked at from there."""
+    """Find the request's place in the tree, and how it is read. If its first message that is not on record is an echo
+    (`sessions/messages/echoes.py`), the recorded reply takes its place from now on, and the search goes on from there."""
     tree = recording.tree
     ends = follow(tree, said, recording.echoes)
     found, open_ = best(ends), furthest(ends)
@@ -221,8 +221,8 @@ async def _recognise(
 async def _echo(
     recorder: Recorder, recording: Recording, said: RequestMessages, at: ReadPosition
 ) -> MessageUnit | None:
-    """What the next message stands for, though it says something else, or its run does: the reply of the turn which its call ids
-    name, else the newest whole one, else the newest. None: nothing that is on record.
+    """The recorded reply of which the next message, or the run that begins with it, is an echo. Compared are the turn that its
+    call ids name, then whole turns, then partial ones, the newest first. None: it is no echo.
 
     Costs a read of the store for each turn that may be meant, MOST_CANDIDATES at most, once."""
     tree = recording.tree
@@ -254,8 +254,8 @@ async def _echo(
 
 
 def fork_reason_now(recording: Recording, plan: Plan) -> ForkReason | None:
-    """The fork reason as observed at commit: turns of requests that ran at the same time may have come first. A tree that knows
-    fewer than there were is about to be read again, and knows no better."""
+    """The fork reason as observed at commit: turns of requests that ran at the same time may have come first. If the
+    tree has no more turns than the plan knew, nothing is new, or the tree is being read again: the plan's reason stands."""
     if plan.fork_is_final or plan.is_prompt or recording.turns <= plan.known_turns:
         return plan.fork_reason
     form = RecognisedMessages(plan.messages, plan.digests, {})

@@ -41,7 +41,7 @@ from steno_proxy.workers.stream import Stream
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Of one turn. A request that ends every engine it meets must not meet them all. What was sampled and finds an engine full is not
+"""Of one turn, so that a request that crashes engines does not reach all of them. A takeover that a full engine refused is not
 counted."""
 PASSING = (WorkerLost, EngineFailed, NoWorker, TooManyRequests)
 """Failures that another worker may not have."""

@@ -46,12 +46,11 @@ async def from_record(
     recorder: Recorder, recording: Recording, dialect: Dialect, asked: CanonicalRequest, plan: Plan, client: TurnClient,
     clock: Callable[[], float], task_step: str | None,
 ) -> Replay | Plan:  # fmt: skip
-    """What answers a request of a forked trial; a plan: it is to be sampled so.
+    """Return the replay that answers a request of a forked trial, or the plan with which it is to be sampled.
 
-    Args: task_step: the trial was at when it was asked.
+    Args: task_step: the task step that the trial was at when the request came.
     Raises: ReplayDiverged, and the trial has ended. NotFound, Gone: the origin is not there any more. ArchiveUnreadable: it can't
-        be read now. StoreUnavailable, also where turns of this trial are lost, among them what says that the turn of the fork has
-        had its answer.
+        be read now. StoreUnavailable: also if the store has lost the turns that show that this trial is past its fork.
     """
     session = recording.session
     assert session is not None and session.fork_of is not None
@@ -166,8 +165,8 @@ async def _record_and_replay(
 
 
 async def _place(recorder: Recorder, origin: ForkOrigin, plan: Plan, theirs: Turn) -> Plan:
-    """Where the turn stands here. It has all of its origin's ids: as new ones after its parent's where they begin with those,
-    else as a root of its own."""
+    """Return the plan that the turn is recorded with here. The turn keeps all ids of its path in the origin: if they begin with
+    the ids of its parent here, the rest are its new prompt ids; else it is a root with all of them."""
     if plan.parent_id == theirs.parent_id:
         return plan
     before = await _path(recorder, origin, theirs)

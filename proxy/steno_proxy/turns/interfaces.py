@@ -50,9 +50,9 @@ class TurnClient(Protocol):
 
 
 class WriteTimeout:
-    """With a client that does not read: `async with` it around all that is written. Without a bound, until it is `over`.
+    """Bounds writes to a client that may not read: use `async with` around them. They have no bound until `over` is called.
 
-    Raises: on leaving, what it was over with, where that had to end a write."""
+    Raises: on exit, the error that was given to `over`, if the timeout ended a write."""
 
     def __init__(self) -> None:
         self._timeout = asyncio.timeout(None)

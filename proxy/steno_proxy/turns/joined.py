@@ -18,8 +18,8 @@ from steno_proxy.turns.answer_log import LogReader, PromptedChoice
 from steno_proxy.turns.interfaces import TurnClient, WriteTimeout
 
 MAX_WAITING_BYTES = 8 * 2**20
-"""That wait for all who have joined one request together, beside what had come before they did. Beyond it, the one that is
-furthest behind does not read any more. An answer of 64,000 tokens is about this in events."""
+"""How much may wait for all joined readers of one request together, without what came before they joined. Beyond it, the reader
+that is furthest behind is given up. The events of an answer of 64,000 tokens have about this size."""
 
 
 class ClientTooSlow(StenoError):

@@ -197,7 +197,8 @@ class TurnService:
         return {choice: turn.turn_id for choice, turn in earlier.turns.items()}
 
     async def _noted(self, trial_id: str, sought: RequestIdentity, key: bytes, queued: float, again: int) -> int:
-        """Note the `again`th retry of a request, before anybody looks for what it repeats. 0: nothing, since that was refused.
+        """Note the `again`th retry of a request, before the search for what it repeats. Returns: `again`; 0 if the repeated
+        request was refused with nothing on record, so that this one is new.
 
         Raises: Gone, StoreUnavailable."""
         if await self.recorder.store.asked_again(
@@ -213,7 +214,8 @@ class TurnService:
         await self._refused(request.recording, request.key, queued, again=request.again)
 
     async def _refused(self, recording: Recording, key: bytes, queued: float, *, again: bool) -> None:
-        """If it was no retry of what may be on record, its own retry is not either. A failure to note it is only counted."""
+        """Note that a request left nothing on record, so that its retry is new. Not if it was itself a retry (`again`): its
+        first try may be on record. A failure of the store is only counted and logged."""
         if again:
             return
         try:

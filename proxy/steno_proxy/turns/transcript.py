@@ -139,7 +139,8 @@ class ChoiceTranscript:
         return not (self.tokens or self._content or self._reasoning or self._calls)
 
     def taken_over(self, worker_id: str, card: ModelCard) -> None:
-        """What comes from here on is another worker's, by its card. worker_id: whose was what has come since the last time."""
+        """Another worker goes on. worker_id: of the worker before, which sampled what came since the last call. card: the new
+        worker's."""
         if self.is_empty():
             self.card = card
         if self.tokens > self._before:
@@ -206,7 +207,7 @@ class ChoiceTranscript:
         return message
 
     def newest(self, queued: float, most: int) -> AnswerSoFar:
-        """The end of what has come, for who looks on: of each text about `most` characters, of the calls the last."""
+        """The end of what has come, for viewers: the last `most` characters of each text, and the last call."""
         reasoning, content = _end(self._reasoning, most), _end(self._content, most)
         calls = [call for _, call in sorted(self._calls.items())[-1:]]
         ends = [_end(call[_CALL_ARGUMENTS], most) for call in calls]

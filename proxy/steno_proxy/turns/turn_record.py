@@ -75,8 +75,8 @@ def turn_of(
     Args: error: why it ended before the model did; None: it did not. delivered: tokens that the client has, or is about to be
         sent in one piece. still_open: it goes on.
 
-    What a client has of a turn that breaks after a block was closed is the closed blocks, and they are what it will send back: so
-    they are the reply on record then, while the ids are all that was sampled (I4).
+    If a turn breaks after a block was closed, its client has the closed blocks, and will send them back. So the recorded reply
+    has these alone, while the recorded ids are all that was sampled (I4).
     """
     stream, plan, transcript, facts = choice.stream, choice.plan, choice.transcript, choice.facts
     started = transcript.started

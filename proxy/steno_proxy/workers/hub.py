@@ -125,7 +125,7 @@ class Hub:
                 among = dataclasses.replace(among, avoid=among.avoid | {worker.channel})
 
     def check_size(self, order: Order, n: int) -> None:
-        """Whether a request's `n` completions may be asked for: each is sent by itself, with the whole prompt.
+        """Check the size of a request's `n` completions together: each is sent by itself, with the whole prompt.
 
         Raises: BodyTooLarge: together they are more than a single request may be.
         """

@@ -23,8 +23,8 @@ T = TypeVar("T")
 NOT_YET = (TooManyRequests, WorkersAway)
 """What a waiter's function raises while there is no place. Anything else ends the wait."""
 MOST_LANES = 8
-"""Of one trial. What it asks for beyond so many routes waits in one lane more, whose first alone is tried: each route makes every
-look at the queue longer, and an agent may ask for as many as it likes (I8)."""
+"""Lanes of one trial, one for each route. Requests for more routes share one more lane, of which only the first is tried: each
+route makes every pass over the queue longer, and an agent may ask for as many as it likes (I8)."""
 _OTHERS = object()
 """Key of that lane."""
 
@@ -171,8 +171,8 @@ class WaitQueue(Generic[T]):
         self._count += 1
 
     def _pop(self, lane: _Lane[T], refused: set[Hashable]) -> None:
-        """The first of this lane has had its trial's turn; what else the trial waits for comes after all others', the eldest
-        first. Not so what was refused: it could not have had the place that was free, and keeps its turn for another."""
+        """Remove the first of this lane, which has had its trial's turn. The trial's lanes go behind those of all other trials,
+        the oldest first. Lanes whose route was refused keep their turn: they could not have used the free place."""
         self._forget(lane, lane.waiters[0])
         left = [one for one in self._trials.get(lane.trial_id, {}).values() if one.waiters[0].route not in refused]
         for one in sorted(left, key=lambda one: one.waiters[0].number):

@@ -22,11 +22,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from steno.contracts.wire.packets import MAX_HELLO_BYTES
 
 MAX_OPENING_FRAMES = 64
-"""A Hello is one frame; some that stands between may send it in pieces. Each costs the parser 6 us, and a stranger 6 bytes."""
+"""A Hello is one frame; an intermediary may send it in pieces. Each costs the parser 6 us, and a stranger 6 bytes."""
 MAX_LEAVING_FRAMES = 4096
-"""That are looked at for a Close once a socket has been refused for its size, so that the other end may still read why."""
+"""Frames that are searched for a Close after a socket was refused for its size, so that the other end may still read why."""
 MOST_UNREAD_BYTES = 16 << 20
-"""Left to write to an agent that asks for more: answers to its pings would add up without end."""
+"""Bytes that may wait to be written to an agent; with more, the connection ends. Else answers to pings add up without end."""
 _STATE = "steno.opening"
 _CLOSE = 8
 
@@ -61,8 +61,8 @@ def opening_of(scope: Scope) -> UnverifiedSocket | None:
 class FrameCounter:
     """Counts the frames of a stream of bytes, and the bytes in them, by their heads alone.
 
-    Attributes: frames, payload_bytes: that the heads so far announce. message_frames, message_bytes: those of messages alone.
-    closes: whether one of them was a Close.
+    Attributes: frames, payload_bytes: as the heads so far announce them. message_frames, message_bytes: without control frames.
+    closes: whether one of the frames was a Close.
     """
 
     def __init__(self) -> None:

@@ -8,9 +8,8 @@ A trainer may register with its run (`POST /runs/{run_id}/trainer`): it takes ov
 `superseded` from then on, and whose leases are served again at once. Trainers register, leasing never does; one that does not
 register is neither superseded nor taken over from.
 
-Whose tokens are whose (I4): what a group leaves out when it gets ready is the proxy's to account for (`RunView.not_trained`).
-What it brings is settled with its first grant, is the same in every later one, and is the trainer's to account for
-(`Lease.tokens`).
+Who accounts for which tokens (I4): the proxy for those that a group leaves out when it gets ready (`RunView.not_trained`), the
+trainer for those that the group brings (`Lease.tokens`), which are settled at its first grant and the same in every later one.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Channel:
 
     def push(self, frame: Frame, most_retained: int | None = None) -> None:
         """Queue one frame. Raises, and keeps nothing: BadRequest: nested too deeply, or an integer beyond 64 bits. BodyTooLarge:
-        it fits in no packet. As `check_room`, with most_retained; without, the caller counts."""
+        it fits in no packet. most_retained: the bound for `check_room`, which raises, too; None: the caller checks."""
         try:
             data = _encode(frame)
         except (RecursionError, OverflowError) as error:  # of what a client may nest as it likes
@@ -88,7 +88,7 @@ class Channel:
             self._close_packet()
 
     def check_room(self, size: int, most: int) -> None:
-        """Whether so many bytes more may wait to be acknowledged, where `most` may.
+        """Check that `size` more bytes may wait to be acknowledged, if at most `most` bytes may wait in all.
 
         Raises: TooManyRequests: not now. BodyTooLarge: never.
         """

@@ -45,8 +45,9 @@ ACK_EVERY_PACKETS = 64
 MAX_RETAINED_BYTES = 128 * 1024 * 1024
 """What a channel keeps for a lost socket: 512 streams that each used up a window of 4,096 tokens, at 60 bytes a token."""
 EVENTS_SHARE, REQUESTS_SHARE, BULK_SHARE = 1 / 2, 5 / 8, 7 / 8
-"""Of that bound: above the first, a stream's events wait at the worker; up to the second, requests are sent, and up to the third
-bytes of weights. So none of them ever ends the channel. The rest is for small frames: credit, cancel, the ends of streams."""
+"""Shares of MAX_RETAINED_BYTES: above the first, a stream's events wait at the worker; the proxy sends requests up to the second,
+and bytes of weights up to the third. So none of these ends the channel. The rest is for small frames: credit, cancel, the ends of
+streams."""
 
 
 class PeerState(Enum):

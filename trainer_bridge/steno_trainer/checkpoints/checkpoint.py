@@ -7,9 +7,9 @@
     <root>/lineages/           every start of the run (lineages.py); an older one writes no checkpoint here
     <root>/latest              the name of the newest whole one
 
-A checkpoint is written beside, synced and renamed, and `latest` is replaced after that; older ones go last. Killed at any
-point, the newest whole checkpoint is there. What continues from one is bit-equal on a CPU, given the same ranks and batches;
-any number of ranks can go on from it.
+A checkpoint is written under another name, synced and renamed; then `latest` is replaced; then older checkpoints are removed.
+Wherever the trainer is killed, the newest whole checkpoint is there. A resumed run is bit-equal on a CPU, given the same ranks
+and batches; any number of ranks can resume.
 """
 
 from __future__ import annotations
@@ -277,11 +277,11 @@ class Checkpoints:
         return list(self.root.glob(f"step-*/{STATE}"))
 
     def _prune(self, written: Path, *, spare: bool) -> None:
-        """What can't be removed ends no run: the new checkpoint is whole. The next save tries again.
+        """Remove old checkpoints. If one can't be removed, the run goes on, and the next save tries again.
 
-        Args: written: just now, so it stays whatever its time says.
+        Args: written: the checkpoint just saved; it stays, whatever its time says.
         """
-        # By age, not by step: somebody may have gone back to an older one.
+        # By age, not by step: the operator may have gone back to an older checkpoint.
         by_age = sorted((path.parent == written, time, path.parent) for time, path in times_of(self._whole()))
         newest: dict[str, Path] = {}  # of each step: a step that is saved again and again takes the place of no other
         for _, _, path in reversed(by_age):
@@ -316,8 +316,8 @@ def _restore_random_state(state: dict[str, Any]) -> None:
 
 
 def fetch_configuration(model: str) -> None:
-    """For `configuration`, of a model that has been loaded by its name: transformers has fetched what it needs to load it, and no
-    tokenizer. A warning says what can't be had."""
+    """Fetch the files that `configuration` lists, for a model that was loaded by its name: loading it has fetched no tokenizer.
+    Logs a warning if they can't be fetched, or if there is no tokenizer."""
     if Path(model).is_dir():
         return
     from huggingface_hub import snapshot_download

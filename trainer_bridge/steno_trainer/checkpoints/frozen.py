@@ -40,9 +40,9 @@ def begun_from(engine: PolicyEngine) -> str:
 
 
 def _fingerprint(engine: PolicyEngine, parameters: Iterable[tuple[str, Tensor]]) -> str:
-    """Of each weight the sum of its words, as integers, times a number made of its name. Whoever holds which part of a weight,
-    the sum over ranks is the same. It tells models apart that nobody made to be taken for each other. Each rank reads what it
-    holds, once."""
+    """For each weight, the sum of its words as integers, times a number made of its name. The sum over ranks is the same however
+    weights are partitioned. It tells models apart, unless someone built a collision on purpose. Each rank reads what it holds,
+    once."""
     total = torch.zeros((), dtype=torch.int64)
     for name, parameter in parameters:
         words = _mine(parameter, engine).view(_WORDS[parameter.dtype.itemsize])

@@ -2,9 +2,9 @@
 
     <checkpoint_dir>/lineages/<lineage>.json
 
-A start whose steps no checkpoint holds is in no checkpoint's history either. Its versions were pushed all the same, and agents
-were sampled by them: from here a later start knows which weights of its own they are close to, and by how many steps
-(`VersionHistory`). Written by the first rank alone, beside and renamed, before what it says comes true.
+A start whose steps no checkpoint holds is in no checkpoint's history either. Its versions were pushed all the same, and trials
+were sampled with them. From these files a later start knows how many steps such a version is from its own weights
+(`VersionHistory`). Only the first rank writes a file, under another name and renamed, before the event that it records.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Lineages:
         return max((start.epoch for start in self._starts()), default=0)
 
     def others(self) -> Mapping[str, tuple[PolicyVersion, int]]:
-        """Lineage -> its parent, and the last step that it pushed; of all other starts but those that began with other weights of
-        the same name: a run that was begun again with another model."""
+        """Lineage -> (its parent, the last step that it pushed), for all other starts. Left out are starts whose first weights
+        had the same version and another digest: the run was begun again with another model."""
         return {
             start.lineage: (PolicyVersion.parse(start.parent), start.pushed)
             for start in self._starts()
@@ -81,7 +81,7 @@ class Lineages:
         return self._mine is not None and start.lineage == self._mine.lineage
 
     def _began_elsewhere(self, start: TrainerStart) -> bool:
-        """Weights that come of no checkpoint are the same if their digests are."""
+        """Whether that start and this one both began without a checkpoint, from weights with different digests."""
         mine = self._mine
         if mine is None or start.parent != mine.parent or PolicyVersion.parse(start.parent).lineage != FIRST:
             return False

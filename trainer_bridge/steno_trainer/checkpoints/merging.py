@@ -44,7 +44,7 @@ def merge_adapter(adapter: Path, into: Path, *, model: str | None = None, trust_
     config, tensors = _read(adapter)
     model = model or config["base_model_name_or_path"]
     precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    # Nothing is computed with it: what it could read was looked at where it was trained.
+    # longest=1, since no forward pass runs here: the model's limits were checked when the adapter was trained.
     lm = load_model(model, precision=precision, zero=None, longest=1, trust_remote_code=trust_remote_code).lm
     try:
         add_adapter(lm, rank=config["r"], alpha=config["lora_alpha"], targets=config["target_modules"], seed=0)

@@ -65,8 +65,9 @@ class Gdpo:
 class ScoredTrial:
     """A trial with its reward, in the task's own units. A trial without one is absent, never 0.0.
 
-    shaping: added to the reward, for how the trial went rather than for what it came to (`overlong`). It makes no group say
-    something whose rewards are equal, as in DAPO, whose groups are judged by what is correct. tokens: that the policy sampled.
+    shaping: added to the reward, for how the trial went rather than for what it came to (`overlong`). A group
+    whose rewards are equal is dropped even if its shaping differs, as in DAPO, which judges groups by correctness. tokens: that
+    the policy sampled.
     metrics: posted with the reward; `Gdpo` alone reads them.
     """
 

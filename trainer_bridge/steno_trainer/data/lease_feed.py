@@ -3,10 +3,10 @@
 Owns the leases of one trainer and what is read for them; decides nothing about training. A group is held from its lease until
 it is acknowledged, which is after the step that used it is durable (`LeaseFeed.acknowledge`), or released.
 
-A group may be served again while it is here, since leases can be lost. It is held under its new lease and nothing else: what it
-brings is the same, it is trained once, and acknowledged no earlier than its step is durable. One that a checkpoint knows was
-trained by a step whose acknowledgement was lost: it is acknowledged at sight, and trained by nobody. So is one whose
-acknowledgement the proxy has confirmed, and Redis has forgotten.
+Leases can be lost, so the proxy may serve a group again while it is here. The group is then held under its new lease, and nothing
+else changes: it is trained once, and acknowledged no earlier than its step is durable. If the checkpoint says that a served group
+was trained, its acknowledgement was lost: it is acknowledged at once, and not trained again. The same goes for a group whose
+acknowledgement the proxy had confirmed, and Redis has lost.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 POLL_S = 20.0
 """How long one request waits for groups: short of what load balancers cut."""
 SAY_AGAIN_S = 300.0
-"""Between two words of waiting for groups."""
+"""Seconds between two log messages that the trainer waits for groups."""
 EXTENDED_AT_ONCE = 16
-"""Leases: one after the other, hundreds may take longer than one lasts."""
+"""Leases that are extended at the same time: extending hundreds one by one may take longer than a lease lasts."""
 READERS = 8
 """Sessions that are read at the same time."""
 GIVE_BACK_S = 5.0
@@ -66,11 +66,11 @@ class LeaseFeed:
 
     Args:
         consumer: names this trainer to operators.
-        ahead: groups held and not yet taken, at most, and as many that do not count.
-        counts: whether a group is one of those that a step waits for (DAPO's dynamic sampling). The others are told to be used at
-            once, so that others are rolled out in their place, and come along with what is taken next.
-        trained: groups whose step is in the run's state; one that the proxy has confirmed to be done with is taken out.
-        acknowledged: the newest of these, and when they were made: the proxy's Redis may forget it all the same.
+        ahead: most groups held and not yet taken; as many more may be held that do not count.
+        counts: whether a step waits for a group (DAPO's dynamic sampling). A group that does not count is reported to the proxy
+            as used at once, so that another one is rolled out in its place; the next `take` returns it.
+        trained: groups whose step is in the run's state; one is removed once the proxy has confirmed its acknowledgement.
+        acknowledged: the newest groups so removed -> when each was created: the proxy's Redis may still lose that confirmation.
         ttl_s: of leases; extended at a third of it, so that two lost requests cost nothing.
     """
 
@@ -137,16 +137,16 @@ class LeaseFeed:
         return self._held.keys() <= self._taken.keys() | {leased.group_id for leased in self._waiting}
 
     async def no_more(self) -> None:
-        """Nothing comes that is not here: whoever waits in `take` gets what there is, which may be nothing."""
+        """No more groups will come: a waiting `take` returns the groups that are here, perhaps none."""
         async with self._changed:
             self._no_more = True
             self._changed.notify_all()
 
     async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[LeasedGroup]:
-        """The oldest `groups` that count, once there are so many, and all that do not; or these alone, once they are so many.
-        They stay held until they are acknowledged.
+        """Wait for `groups` groups that count; return the oldest of them, and all that do not count. If `groups` that do not
+        count are here first, return those alone. All stay held until they are acknowledged.
 
-        at_least: after `wait_s` without enough, so many will do (default: all of them, and no end to waiting but `no_more`).
+        at_least: after `wait_s`, this many are enough (default: `groups`, and only `no_more` ends the wait).
         Raises: StenoError: what ended the leasing for good (a key that opens nothing, say).
         """
 
@@ -224,7 +224,7 @@ class LeaseFeed:
             self._asked = None
 
     async def _learn_what_was_leased(self) -> None:
-        """This ends while a request for leases is under way: what it was granted is held too, and no answer will say so."""
+        """At exit, ask which leases an unanswered request was granted, so that they are given back too."""
         if self._asked is None:
             return
         try:
@@ -288,8 +288,8 @@ class LeaseFeed:
                 found = await self._client.sample_list(trial_id)
                 samples, unreadable = found.items, {turn.turn_id for turn in found.unreadable}
                 held = sum(part.end - part.start for s in samples for part in s.completions if not part.shared)
-                # Only what another turn took the place of, or what can't be read, may be in no sample; whose tokens those are is
-                # in the turns, which are read for nothing else.
+                # Only tokens of superseded or unreadable turns may be in no sample. Their versions are in the turns, which are
+                # read only in this case.
                 if held != sum(tokens.values()):
                     book_missing([turn async for turn in self._client.turns(trial_id)], samples, unreadable, books)
                 for turn in found.unreadable:

@@ -75,8 +75,8 @@ class RecordFeed:
         """Nothing comes that is not here anyway."""
 
     async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[LeasedGroup]:
-        """The next `groups` that count, or as many as there are, with those between them that do not; or these alone, once they
-        are so many. Empty: the file has no more.
+        """The next `groups` groups that count, or all that are left, and those between them that do not count. If `groups` that
+        do not count come first, those alone. Empty: the file has no more.
 
         Raises: ConfigError: as `RecordFile.samples`.
         """
@@ -112,8 +112,8 @@ class RecordFeed:
 
 
 def recorded_group(group: RecordedGroup, samples: Sequence[Sample], run_id: str) -> LeasedGroup:
-    """Samples of one group as if they had been leased. What they sampled is what they hold: what a session had beside, as turns
-    that another took the place of, is not in the file."""
+    """Samples of one group as if they had been leased. Only tokens that samples hold count as sampled: other tokens of a session,
+    such as those of superseded turns, are not in the file."""
     trials = list(_trials(group.group_id, samples))
     books = Ledger()
     tokens: dict[str, Counter[str]] = {trial.trial_id: Counter() for trial in trials}

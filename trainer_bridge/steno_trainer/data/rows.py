@@ -278,8 +278,8 @@ def _ordered(parts: list[SampledRange], n: int) -> bool:
 
 
 def claimed(sample: Sample) -> Counter[str]:
-    """What a sample that contradicts itself says to have sampled first, by version: the best there is to book. One that
-    does not say what was sampled first is taken to have sampled all its spans first."""
+    """Tokens that a sample says are its own (not shared), by version: the best there is to book for a malformed one. A sample
+    without completions is taken to own all its spans."""
     tokens: Counter[str] = Counter()
     if not sample.completions:
         for span in sample.spans:

@@ -7,9 +7,9 @@ lineage went on. What is past that point was lost in a crash.
     staleness of a sample = steps between the weights about to be updated and the *oldest* version in it
                           = (newest - oldest version in it: grown in flight) + (current - newest: grown in the queue)
 
-From a lost version they are counted back over the lost steps and forward again. Its samples are trained: each token has the
-log-probability that it was sampled at, and the new lineage takes the lost steps again with the same groups in the same order,
-since a crash gives groups back in their order. So until it is past them, what the crash took back makes nothing too old (ADR 16).
+For a lost version, steps are counted back over the lost steps, and forward to the current weights. Its samples are trained: each
+token has the log-probability that it was sampled at, and the new lineage takes the lost steps again with the same groups in the
+same order, since a crash gives groups back in order. Until it has done so, the lost steps make no sample too old (ADR 16).
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class VersionLag(NamedTuple):
 class VersionHistory:
     """The weights this trainer has been through: its lineages, oldest first, each with its last version that counts.
 
-    `VersionHistory((Version("base", 0), Version("a", 40), Version("b", 57)))`: trained from base, resumed from a/40, now at b/57.
+    A path of `("base", 0), ("a", 40), ("b", 57)` means: trained from base, resumed from a/40, now at b/57.
 
-    parents: of lineages that are not in the path, since no checkpoint of theirs is: what they went on from. lost: of each start
-    that pushed weights which no checkpoint holds: the step that was gone on from instead, and the last one that it pushed.
+    parents: lineage -> the version that it resumed from, for lineages that are not in the path, since no checkpoint holds them.
+    lost: for each start that pushed weights which no checkpoint holds: the step that this history resumed from instead, and the
+    last step that the start pushed.
     """
 
     path: tuple[PolicyVersion, ...]
@@ -140,8 +141,8 @@ class StalenessVerdict:
 def judge(history: VersionHistory, versions: Iterable[str], max_staleness_steps: int | None) -> StalenessVerdict:
     """Whether a sample that these versions sampled may be trained now. All of them count, trained or only context.
 
-    max_staleness_steps: None: any may, whatever it is called, and none has a staleness: of records that other weights sampled,
-    versions say nothing about these.
+    max_staleness_steps: None: every sample may be trained, and has no staleness: if other weights sampled the records, their
+    versions say nothing about this trainer's weights.
 
     For the bound a version counts as `VersionHistory.numbered` says: groups that were admitted before a crash are as old as they
     would be without it, though what samples them while lost steps are taken again is older weights. So what is trained is at most

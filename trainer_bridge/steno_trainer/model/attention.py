@@ -213,7 +213,7 @@ def _one_by_one(
 
 
 Reader = Callable[[int, int, int], Made]
-"""Of the path of a segment, by its number, the tokens from the second number to before the third: [H, K, D]."""
+"""(segment number, first, last) -> keys or values of the tokens [first, last) of that segment's path: [H, K, D]."""
 
 
 def _along(x_GSD: Tensor, segments: Segments, repeats: int) -> Reader:

@@ -173,7 +173,7 @@ def _first(path: Sequence[Range], tokens: int) -> list[Range]:
 def _sequences(
     rows: Sequence[TrainingRow], trained: Sequence[Tensor], starts: Sequence[int], level: RatioLevel
 ) -> Tensor:
-    """Of each trained token, the position in S at which its sequence starts. int64 [N]"""
+    """For each trained token, a number of its sequence: where it starts if all rows lie end to end, unshared. int64 [N]"""
 
     def begins(row: TrainingRow, where: Tensor) -> Tensor:
         match level:

@@ -30,9 +30,9 @@ STEP = "train/step"
 
 class Tracker(Protocol):
     def log(self, step: int, values: Values, ledger: Account, *, stepped: bool = True) -> None:
-        """Numbers of one step, by names of `measures`, and the run's ledger, over all versions. The step is that of the weights
-        afterwards: the same again where there was nothing to train (stepped: False), and where a trainer takes steps again that
-        were lost with another one."""
+        """Log the numbers of one step, by names of `metrics`, and the run's ledger over all versions. `step` is that of the
+        weights afterwards. The same step comes again if there was nothing to train (stepped: False), and if a trainer takes
+        steps again that an earlier one lost."""
         ...
 
     def close(self) -> None: ...
@@ -180,8 +180,8 @@ def outcomes(ledger: Account) -> dict[str, int]:
 
 
 def added(values: Values, stepped: bool) -> Values:
-    """What a line adds to the numbers of its step, where they are kept by step. Where no weight changed, those of the step before
-    stay: only an evaluation is added to them."""
+    """Which of these values to keep for their step. If no weight changed (stepped: False), the numbers that are already kept for
+    this step stay, and only those of an evaluation are added."""
     return values if stepped else {name: value for name, value in values.items() if name.startswith("eval/")}
 
 

@@ -54,7 +54,7 @@ class Ending:
                 task.cancel()
 
     async def patiently(self, told: Awaitable[Any]) -> None:
-        """What waits for the proxy, or for workers: to its end, but not for long once the trainer is to end."""
+        """Await a call to the proxy or to workers: to its end, or for what is left of `ENDING_S` once the trainer is to end."""
         telling = asyncio.ensure_future(told)
         stopping = asyncio.create_task(self.wanted.wait())
         try:

@@ -75,8 +75,8 @@ def claim_folders(settings: RunSettings) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path, run: str, trainer: str) -> Iterator[None]:
-    """In this folder of checkpoints no other trainer comes past here meanwhile. A killed one keeps none away. Where the file
-    system has no locks nothing is held.
+    """Hold the lock of this folder of checkpoints, so that a second trainer is refused. The lock of a killed trainer is free.
+    Where the file system has no locks, nothing is held.
 
     Raises: TrainerAlive: another one is there: names it; ConfigError: the folder can't be written.
     """

@@ -284,7 +284,8 @@ class Loop:
         return seconds
 
     async def _let_go(self, groups: Sequence[str]) -> None:
-        """Others may be started in the place of these groups; those that a checkpoint holds are acknowledged. Once is enough."""
+        """Tell the proxy that others may be started in place of these groups; acknowledge those that a checkpoint holds. A group
+        that was let go of before is skipped."""
         groups = [group_id for group_id in groups if group_id in self._unserved]
         self._unserved = [group_id for group_id in self._unserved if group_id not in groups]
         if durable := [group_id for group_id in groups if group_id not in self._unsaved]:

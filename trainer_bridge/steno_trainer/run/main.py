@@ -143,8 +143,8 @@ def _is_first() -> bool:
 
 @contextlib.contextmanager
 def _hold(settings: RunSettings, ranks: Ranks, lineage: str | None) -> Iterator[TenureHolder | None]:
-    """On the first rank: the run, taken over before the model is loaded and the checkpoint is read, for as long as this goes
-    on. Where it can't be had the others are told that there is nothing to do, so that how this rank ends is how the run ended."""
+    """On the first rank: take over the run, before the model and the checkpoint are loaded, and hold it inside this context. If
+    that fails, the other ranks are told to end without an error, so that the launcher reports this rank's. On them: None."""
     if lineage is None:
         yield None
         return

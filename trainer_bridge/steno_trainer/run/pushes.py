@@ -49,7 +49,7 @@ class Pushes:
         return self._newest is not None and self._newest.served
 
     def numbers(self) -> dict[str, float]:
-        """Of the pushes that have ended since this was asked last."""
+        """Metrics of the newest push that was done since the last call; empty: none was."""
         numbers, self._numbers = self._numbers, {}
         return numbers
 
@@ -80,8 +80,8 @@ class Pushes:
         return time.monotonic() - started
 
     async def send_whole(self) -> None:
-        """Weights that no worker could take by difference, as a full copy: while groups are waited for, or before an
-        evaluation, so that they are still those of that version."""
+        """Send the newest weights as a full copy, if no worker could take them by difference. Called while the loop waits for
+        groups or before an evaluation, when the model still holds the weights of that version."""
         if self._pushing is not None:
             await asyncio.wait({self._pushing})
         if self._newest is None or self._newest.served or not self._newest.patches_refused:

@@ -1,7 +1,7 @@
 """A trainer's hold of its run: taken over at the start, kept by heartbeats from a thread of its own, given up at the end.
 
-It is taken before the checkpoint is read: whoever had the run until then can acknowledge nothing any more, so no group is done
-with that the checkpoint does not hold. A trainer that is superseded has lost its run to another one, and must not be started
+It is taken before the checkpoint is read: the trainer before this one can then acknowledge nothing more, so every acknowledged
+group is in the checkpoint. A trainer that is superseded has lost its run to another one, and must not be started
 again.
 """
 

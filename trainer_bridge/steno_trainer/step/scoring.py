@@ -43,9 +43,9 @@ def score_tokens(engine: PolicyEngine, token_ids: Sequence[int]) -> list[float]:
 
 
 class PolicyProbe:
-    """Of one run. The ids are drawn by the weights that it starts with, so that they are what agents will say: of ids that the
-    model would never say, log-probabilities are far from 0, and so are two engines from each other. Weights that training has
-    moved away from the ids draw new ones."""
+    """The probe of one run. Its ids are sampled from the first weights, so that they are likely tokens: for unlikely tokens,
+    log-probabilities are far from 0, and two correct engines differ more. When training has made the ids less likely by
+    `MOVED_NATS`, new ones are sampled."""
 
     def __init__(self, engine: PolicyEngine, *, tokens: int, tolerance: ProbeTolerance) -> None:
         self._engine, self._tokens, self._tolerance = engine, tokens, tolerance

@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 RUNNING_WAIT_S = 5.0
 """How long a poll may hang while workers are loading: it is answered when that has ended, or when bytes are wanted."""
 CARRIED_WAIT_S = 0.25
-"""With `nccl` all ranks wait for workers to begin loading, so this is asked more often."""
+"""The same for `nccl`: shorter, since all ranks wait for workers to begin loading."""
 SETTLED_WAIT_S = 15.0
-"""And once it is settled, when only late workers and restarted proxies are of interest. Below the client's read timeout."""
+"""The same once the update is settled: only late workers and restarted proxies matter. Below the client's read timeout."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.05, 5.0
 """Between attempts when something is wrong, doubling; a proxy that restarts is back in seconds."""
 
@@ -120,7 +120,7 @@ class Follower:
             self._publication.bytes_sent = self._uploader.bytes_sent
 
     async def _post(self, client: UpdateClient) -> Update:
-        """A proxy of an earlier release refuses what it does not know of the probe: it gets the rest."""
+        """Post the update. If a proxy of an earlier release refuses a probe field of `LATER`, post it without those fields."""
         spec, bring = self._publication.spec, self._publication.bring
         if bring is not None:  # before each post: what somebody has removed is there again then
             self._publication.uploading = self._publication.update is None

@@ -1,7 +1,7 @@
 """Endpoints that ask a worker of a prompt's tokens, and record nothing: how many (`countTokens`, `count_tokens`), or which
 (vLLM's `/tokenize`, `/detokenize`).
 
-Needs no session: a trial's key opens it, and it leaves no trace in the trial. The prompt is rendered whole.
+They begin no session and leave no trace in the trial; the trial's key opens them. The prompt is rendered whole.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ErrorFormat(Protocol):
 
 
 class CountFormat(ErrorFormat, Protocol):
-    """What of a wire format counting needs."""
+    """The part of a wire format that counting needs."""
 
     def parse_count(self, body: bytes) -> CanonicalRequest:
-        """Of it, the job and the model count. Raises: BadRequest with the dotted path of the field to blame."""
+        """The request; only its job and model are used. Raises: BadRequest with the dotted path of the field to blame."""
         ...
 
     def count_answer(self, tokens: int) -> bytes: ...
@@ -114,7 +114,7 @@ class TokenEndpoint(ABC):
 
 
 class CountEndpoint(TokenEndpoint):
-    """How many."""
+    """Answers how many tokens a prompt has."""
 
     def __init__(self, counter: CountFormat, hub: Hub, keys: Keyring, **bounds: Any) -> None:
         super().__init__(counter, f"{counter.name}_count", hub, keys, **bounds)

@@ -38,10 +38,10 @@ METHODS = ["generateContent", "streamGenerateContent", "countTokens"]
 BROKEN = to_json(
     {"error": {"code": 503, "message": "the stream ended before the answer was complete", "status": "UNAVAILABLE"}}
 )
-"""What stands at the end of a stream that breaks, before its connection does. Google's SDK for JavaScript takes it for an error
-that can be retried, and Gemini CLI does; a broken connection alone is the end of its work. Others see the connection break."""
+"""The last bytes of a stream that breaks; then its connection breaks too. Google's SDK for JavaScript reads them as a retryable
+error, and Gemini CLI retries; a broken connection alone would end its work. Other clients see the connection break."""
 ALONE_S = 0.05
-"""Seconds before it: that SDK looks for an error only in what it reads by itself, not behind an event."""
+"""Seconds between the last event and BROKEN: that SDK finds an error only if one read returns it alone, not after an event."""
 
 
 class QueryKeyEndpoint:

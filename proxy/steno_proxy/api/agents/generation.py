@@ -165,7 +165,7 @@ class GenerationEndpoint:
         return asked, again
 
     async def _note_refused(self, trial_id: str, scope: Scope, incoming: IncomingBody) -> None:
-        """So that its retry is not taken for one of an identical request that was answered."""
+        """Keep the digest of a refused request, so that its retry is not taken for a retry of an identical, answered request."""
         if retries_so_far(scope["headers"]) or not self._rates.refused.has_room(trial_id):
             return
         with contextlib.suppress(StenoError):
@@ -195,7 +195,7 @@ class GenerationEndpoint:
     async def _refuse(self, client: HttpClient, error: StenoError, request_id: str) -> None:
         """Tell the client, in whichever way is still open."""
         if client.started:
-            # No end without its last chunk: an answer that is not whole must not look like one (I3).
+            # Without such data no last chunk is sent: an answer that is not whole must not look whole (I3).
             data = client.breaks(error) if client.breaks else self._dialect.broken(error)
             if data:
                 with contextlib.suppress(TimeoutError):
@@ -217,18 +217,18 @@ def _traceparent(scope: Scope) -> str:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Drop what an error has passed through. It is kept by the streams that it ended, and they by those frames, with the whole
-    conversation: the collector would find that much later."""
+    """Drop the tracebacks of an error and of its contexts. The streams that it ended keep the error, and its frames keep the
+    streams and the whole conversation: the garbage collector would find this cycle much later."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
 
 
 class _DisconnectWatch:
-    """Aborts a request whose client goes away, or what waits to become one. It looks only after WATCH_AFTER_S: the task that
-    waits for a disconnect is a tenth of the cost of a turn that is over by then.
+    """Aborts a request whose client disconnects. It begins to watch after WATCH_AFTER_S: the task that waits for a disconnect
+    is a tenth of the cost of a turn that is over by then.
 
-    request: None until it is open; the task that made this is cancelled then, if the client leaves.
+    request: None until it is open; if the client leaves before that, the task that made this watch is cancelled.
     """
 
     __slots__ = ("_client", "_opening", "_receive", "_task", "_timer", "request")
@@ -249,7 +249,7 @@ class _DisconnectWatch:
             self._task = None  # else it and its own cancellation keep this
 
     def left_in_time(self) -> bool:
-        """Whether the cancellation was this one's, which is over now."""
+        """Whether only this watch cancelled the task; takes its cancellation back (`Task.uncancel`)."""
         return self._opening is not None and self._opening.uncancel() == 0
 
     def _start(self) -> None:

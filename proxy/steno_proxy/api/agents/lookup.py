@@ -36,7 +36,7 @@ class HealthProbes:
         ]
 
     async def health(self, request: Request) -> Response:
-        """As at the root: that the process answers, to anybody. Nothing is said of the trial."""
+        """200, as `/health` at the root: the process answers. It asks for no key and says nothing of the trial."""
         check_trial_id(request.path_params["trial_id"])
         return Response()
 

@@ -62,10 +62,10 @@ class ModelListEndpoint:
 
 
 def served_as(hub: Hub, name: str) -> ModelCard | None:
-    """The model that a turn gets which asks for this name. Any name has one, as agents name models of their usual provider; None:
-    a turn would wait for it, and nothing is known of it until then.
+    """The model that a turn with this model name gets. Any name gets one, as agents name models of their usual provider. None: no
+    worker serves it now; a turn would wait for one.
 
-    Raises: BadRequest: the name is too long for a turn. NotFound: it has dots between slashes, and is another path to some.
+    Raises: BadRequest: the name is too long for a turn. NotFound: it has `.` or `..` between slashes, another path to some.
     """
     if len(name) > MAX_MODEL_CHARS:
         raise BadRequest(f"model: longer than {MAX_MODEL_CHARS} characters", field="model")

@@ -2,8 +2,9 @@
 time, in the order in which they were asked for.
 
 Each message is a request of its own to the endpoint that answers `POST` (`generation.py`): key, limits, turn and record are the
-same, and its events are those of a stream, a message each. What is refused is an event `error`. What a socket has besides: a
-response that is not stored can be gone on from, on the socket that it came on, until another comes or going on from it fails.
+same, and its events are those of a stream, a message each. A refusal is an event `error`. A socket has one
+thing more: a request can continue a response that is not stored, on the same socket, until another response has come or
+continuing it has failed.
 """
 
 from __future__ import annotations
@@ -241,7 +242,7 @@ class _Socket:
         self.share.grow(self._bytes)
 
     async def _answer(self, message: bytes) -> bool:
-        """Whether the client knows how it ended, or has left."""
+        """Answer one message. Returns whether the response was sent to its end, or the client has left."""
         given, status, ended, turn_id = False, 0, False, ""
         headers: list[tuple[bytes, bytes]] = []
 

@@ -1,5 +1,6 @@
 """Groups: the trials of one task, made together. Each trial gets its URLs and key, the group a harness key (I8).
-The admin key opens all of it; a run's key makes and reads groups of its run."""
+The admin key opens all of it; a run's key makes and reads groups of its run, a harness key reads its group; both claim trials; a
+viewer key reads."""
 
 from __future__ import annotations
 
@@ -111,9 +112,10 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
 
 
 async def _scored_anew(request: Request, spec: GroupSpec, group_id: str) -> dict[str, Session]:
-    """The trials that a group's trials score anew, as far as they are on record.
+    """The recorded sessions of the group that `spec` rescores, by trial id; {} if it rescores none, or if `group_id`
+    exists already and the rescored group does not.
 
-    Raises: BadRequest, Conflict, NotFound: there is no such group, or it can't be."""
+    Raises: BadRequest, Conflict, NotFound: that group does not exist, or can't be rescored like this."""
     if spec.rescore_of is None:
         return {}
     for name in ("fork_of", "deadline_s"):

@@ -1,5 +1,5 @@
 """Runs: which there are, how far one is, which trainer has it, and the key that its rollouts need. The admin key opens all of
-it; a run's key reads its own run (I8)."""
+it; a run's key reads its own run, and says that its rollouts are over (I8)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`GET /ui/sessions`: sessions that match what a person asks for, newest first, for as long as a person waits.
 
-What they are filtered by is indexed (`facets.py`), and nothing of what was said: texts are read one session after another, a few
-turns at a time, long ones in a thread, and what streams has its turn in between. A search that has looked for long enough says
-how far it came, and goes on when it is asked to.
+Filters use an index (`facets.py`). Texts have no index: they are read one session after another, a few turns at a time, long
+ones in a thread, with pauses in which streams go on. After LOOK_S a search answers with what it has found and with a cursor, from
+which the next call goes on.
 """
 
 from __future__ import annotations

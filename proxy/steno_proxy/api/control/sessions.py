@@ -1,5 +1,5 @@
-"""Sessions: register, list, read, watch, complete, delete. The admin key opens all of it; a group's harness key reads and
-completes the sessions of its group; an agent's key opens nothing here (I8)."""
+"""Sessions: register, list, read, watch, complete, delete. The admin key opens all of it; a run's key and a group's
+harness key read and complete the sessions of their run or group; a viewer key reads; an agent's key opens nothing here (I8)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`GET /ui/sessions/{trial_id}/live`: the end of what is being sampled for a session, at this replica.
 
-Who looks on asks for it again and again, and gets what there is then: nothing is kept for them, nothing is sent by itself, and
-no stream knows of them. An answer holds the end of each text, so that it takes no longer the more was said before.
+A viewer polls it and gets what there is at that moment: nothing is kept for viewers, nothing is pushed, and no stream knows of
+them. A response holds only the end of each text, so its cost does not grow with the text.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def triggered_body(request: ResponsesRequest, header: Header, choice: Choice) ->
 
 
 class CompactionWriter(ResponsesWriter):
-    """The same, streamed. Nothing is told before the summary is whole: it leaves sealed. Nor are the events that open a response:
-    where there is no summary, they stand before its failure."""
+    """Streams the answer to TRIGGER. It writes nothing before the summary is whole, since that leaves sealed. The
+    events that open the response come with the summary; if there is none, before `response.failed`."""
 
     def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
         return b""

@@ -83,8 +83,8 @@ def message_item(item_id: str, parts: list[dict[str, Any]], status: str = "compl
 def call_item(
     turn_id: str, index: int, call_id: str, place: ClientTool, text: str, raw: bool, status: str, function: str
 ) -> Item:
-    """text: arguments, or a custom call's input. function: what the model calls it, which is its name where the tool does not
-    take the arguments: a function of the client's may have the tool's own name."""
+    """The item of a call. text: arguments, or a custom call's input. function: the model's name for the tool: the item has it if
+    the arguments are not what the tool takes, since a function of the client may have the tool's own name."""
     if place.kind:
         made = KINDS[place.kind].item(turn_id, index, call_id, text, status)
         if made is not None:

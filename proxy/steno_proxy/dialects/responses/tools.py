@@ -101,10 +101,10 @@ class Tools:
         return carried
 
     def take_over(self, carried: Mapping[str, Any], offered: list[Tool]) -> None:
-        """Put those among the items of the conversation so far between its own and those among its items. A tool of this request
-        takes the place of one of its name.
+        """Add the tools that the items of the conversation so far brought, between this request's own tools and those among its
+        items. A tool of this request replaces an earlier one of the same name.
 
-        Args: carried: `carry` of the request before, nothing where an older release has recorded it. offered: its turn's tools.
+        Args: carried: `carry` of the request before, empty if an older release recorded it. offered: the tools of that turn.
         Raises: BadRequest: they are more than MAX_TAKEN_OVER_BYTES.
         """
         before = offered[carried.get("own_tools", len(offered)) :] + carried.get("tools_not_offered", [])

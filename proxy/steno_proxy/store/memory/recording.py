@@ -94,7 +94,7 @@ class MemoryRecording:
         self.logprobs.append(b"")
 
     def _pair(self, retry_key: RetryKey, turn: Turn, began: float) -> None:
-        """A turn has come on record: note what supersedes it, and what it does, of the same request at other replicas."""
+        """A turn has come on record: note which turns of equal requests supersede it, and which it supersedes."""
         superseded = self.superseded
         for earlier, later in self.again.recorded(
             retry_key, turn.choice, turn.turn_id, began, partial=turn.partial, superseded=superseded
@@ -150,7 +150,7 @@ class MemoryRecording:
 
 
 def stays(before: DecodedTurn, turn: Turn) -> bool:
-    """Whether what is on record of a turn gives way to nothing that is sent of it now: it has ended, or has more tokens."""
+    """Whether the turn on record stays as it is, whatever is sent of it: it has ended, or has more tokens than `turn`."""
     return before.row.finish != OPEN or turn.completion_tokens < before.completion_tokens
 
 

@@ -1,8 +1,8 @@
 """Sessions in the memory of one process: the embedded default, and what tests of everything else run on.
 
 Keeps what the Redis store keeps, the same encoded bytes, so that a session costs what its tokens cost. Nothing outlives the
-process (I3 holds only as long as it does). Every method but `list_sessions` runs without awaiting: atomic in one event loop, and
-bound to it.
+process (I3 holds only as long as it does). Every method but `list_sessions` and the generators `due` and `events` runs without
+awaiting: atomic in one event loop, and bound to it.
 """
 
 from __future__ import annotations

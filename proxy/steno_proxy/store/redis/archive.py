@@ -12,9 +12,9 @@ leaves sessions in both: Redis's is the one that is read, and the next round beg
 group is announced before it leaves (`RedisIndex`), with its group, which nothing in Redis says afterwards and the object may
 not either.
 
-One that is deleted meanwhile has no place: 4 gives none to a session that `dead` has, and who puts it there takes its place away
-(publish.lua). Where a session is archived again, its first copy is kept in mind (`copies`), and overwritten when the session is
-deleted: until then it costs space alone, and a place that is wrong costs nothing.
+A session that is deleted meanwhile gets no place: step 4 gives none to a session in `dead`, and publish.lua, which puts it there,
+removes its place. If a session is archived again, `copies` has the place of its older copy, which is overwritten when the session
+is deleted: until then the copy only costs space, and a wrong place in `copies` costs nothing.
 """
 
 from __future__ import annotations

@@ -86,10 +86,11 @@ class RedisDepartures:
         return await self._index.ended_before(cutoff, skip)
 
     async def held(self, trials: Sequence[tuple[str, float]], retained: float) -> set[str]:
-        """Those of some trials, each with when it ended, that may not leave yet: mostly all that has ended. A look at all of
-        them tells; the others are looked at one by one (`prepare`, `drop_ended`), also those that can't be read.
+        """The trials, of these, that may not leave yet: often nearly all. They are found by a few reads for all trials together;
+        the caller then looks at each of the others (`prepare`, `drop_ended`), also at those that can't be read.
 
-        Args: retained: what ended at or before this waits neither for a group that runs nor for its reward.
+        Args: trials: each with when it ended. retained: a trial that ended at or before this waits neither for its group to end
+            nor for its reward.
         """
         if not trials:
             return set()

@@ -115,9 +115,9 @@ class RedisIndex:
             await self.withdraw(last)
 
     async def _let_go(self, group_id: str) -> None:
-        """A group has no session any more. Who makes it again meanwhile may have found its record, and its run may have forgotten
-        it since: `RedisStore.create_group` looks at the record once its sessions are listed, and here the list is looked at
-        once the record has gone. So one of the two sees what the other did."""
+        """Forget a group that has no session any more. A `RedisStore.create_group` of this group at the same time may have found
+        the record just before the run forgets the group. So it looks at the record once its sessions are listed, and this looks
+        at the list once the record is gone: one of the two sees what the other did."""
         key = group_key(group_id)
         raw = await self._link.call(self._link.client.get(key))
         if raw is None:

@@ -41,17 +41,17 @@ DUE_AT_ONCE = 256
 MOST_ARCHIVED = 100_000
 """Groups of a run that lists name after their trials have left for the archive: the newest, some 15 MB."""
 ARCHIVED_MORE = 1000
-"""So many more are there before the oldest are looked for, which reads them all."""
+"""The oldest are removed only when there are so many more than MOST_ARCHIVED: finding them reads all of them."""
 SCANNED = 1000
 LISTED_AT_ONCE = 500
-"""Groups, in 5 ms; then everybody else goes on."""
+"""Groups that are decoded between two turns of the event loop, in 5 ms."""
 STEPS_AT_ONCE = 100
-"""The same of steps, in 3 ms."""
+"""Steps that are decoded between two turns of the event loop, in 3 ms."""
 RETRY_S = 1.0
-"""Before the stream is read again after Redis failed."""
+"""How long the listener waits before it reads the stream again after Redis failed."""
 
 Sessions = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Session]]]
-"""Those that are there of some trial ids and lives."""
+"""Reads the sessions of some (trial id, life) pairs, without those that are gone."""
 
 
 class RedisRuns:
@@ -259,8 +259,8 @@ class RedisRuns:
                 await self._link.run(self._rest, [RUNS, PAST_RUNS], [tag, score])
 
     async def _forget_oldest(self, key: str) -> None:
-        """Of archived groups but the newest MOST_ARCHIVED. Other replicas may do the same meanwhile: what they took before this
-        one looked is not counted, so that nothing newer goes."""
+        """Remove all archived groups but the newest MOST_ARCHIVED. Other replicas may do the same meanwhile: only groups that
+        this scan finds are counted, so no newer group goes in place of one that another replica removed."""
         made: dict[bytes, float] = {}
         cursor: Any = 0
         while True:

@@ -19,9 +19,9 @@ from steno_proxy.store.runs.settlement import Tokens
 REQUEST_TTL_S = 300.0
 """How long a request for leases is remembered, for the caller whose answer was lost: longer than any client goes on asking."""
 TAKEN_S = 3600.0
-"""How long it is remembered that something was counted, after nobody can tell it again: longer than any call may take."""
+"""How long `taken` keeps an entry after its time: longer than any call may take that could report the same tokens again."""
 NOT_SETTLED = float("inf")
-"""Of what was counted: the trial's own record does not say so yet."""
+"""The time of an entry of `taken` while the trial's own record does not say yet that its tokens are booked."""
 
 
 class GroupState(StrEnum):
@@ -106,12 +106,13 @@ class GroupStatus(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
 
 
 class RunAccount:
-    """What a run knows of its groups, trials and tokens; a store may have others, that know parts of it. What changes is put
-    anew.
+    """What a run knows of its groups, trials and tokens; a store may have a subclass that knows only parts. Values are replaced,
+    never changed in place.
 
-    records: group -> what was registered. trials: those that have ended. taken: what was counted -> when whoever told it noted
-    that. requests: for leases, by id -> the groups and grants that answered it. past: groups that are in the archive.
-    trainers: "" -> the one that has the run. totals: groups by purpose and state. ledger: `s:VERSION` -> tokens sampled,
+    records: group -> what was registered. trials: those that have ended. taken: what was counted -> when the trial's own record
+    said so (NOT_SETTLED: not yet), or when late tokens were counted. requests: for leases, by id -> the groups and grants that
+    answered it. past: groups that are in the archive.
+    trainers: "" -> the trainer that has the run. totals: groups by purpose and state. ledger: `s:VERSION` -> tokens sampled,
     `b:VERSION` -> borrowed, `n:REASON:VERSION` -> tokens not trained. over: whether no more training groups come; None: as
     before.
     """
@@ -164,10 +165,10 @@ class RunAccount:
         return str(self._ordered)
 
     def whole(self, names: Sequence[str]) -> None:
-        """Groups whose records and trials are looked at next."""
+        """Announce the groups whose records and trials are looked at next: a store that knows only parts reads them first."""
 
     def book(self, tokens: Tokens, reason: str | None = None, *, borrowed: bool = False) -> None:
-        """In the ledger: sampled, or borrowed; or not trained for this reason."""
+        """Add tokens to the ledger: as sampled, or borrowed; with a reason, as not trained."""
         side = ("b" if borrowed else "s") if reason is None else f"n:{reason}"
         for version, count in tokens.items():
             self.ledger[f"{side}:{version}"] += count

@@ -4,12 +4,12 @@ for both stores. Pure: no I/O, and time is an argument.
     running --all ended, or due--> ready <--released, or not acknowledged in time--> leased --acknowledged--> acknowledged
        \\--nothing to train--> empty          evaluation: running --> over
 
-What a group leaves out is booked when it leaves `running`, and with what is deleted until its first grant. From then on
-what it brings does not change, whatever is deleted.
+The tokens that a group leaves out are booked when it leaves `running`, and those of a trial that is deleted between then and
+the group's first grant, at that deletion. After the first grant, no deletion changes what the group brings.
 
 Each function reads and changes a `RunAccount`. Memory holds a whole one. Redis reads the parts that a function asks for, and
 writes what it changed if these parts are still the same. So a function may run again: it raises before it changes
-anything, and what it has done already it finds done. Args of all: now: Unix seconds.
+anything, and does not repeat what is done already. Args of all: now: Unix seconds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from steno_proxy.store.runs.settlement import TRAIN, EndedTrial, Tokens
 
 
 def open_group(run: RunAccount, group: Group) -> None:
-    """Register a group. Idempotent. A new one to be trained says that its run's rollouts are not over.
+    """Register a group. Idempotent. A new training group says that its run's rollouts are not over.
 
-    One whose sessions are gone (`forsaken`) is new again if it is not queued any more. Of its earlier life only the
-    acknowledgement stays, as it may be repeated. If it is still queued, what is made again belongs to that life.
+    A group whose sessions are gone (`forsaken`) becomes a new group, unless it is still queued: then its new sessions belong to
+    the queued group. Of the earlier group only the acknowledgement stays, since a trainer may repeat it.
     """
     before = run.groups.get(group.group_id)
     if before is not None and before.forsaken and before.queued:
@@ -52,8 +52,8 @@ def open_group(run: RunAccount, group: Group) -> None:
 
 
 def ended(run: RunAccount, trial: EndedTrial, now: float) -> None:
-    """A trial has ended, or more is known of its end. What was known earlier never undoes what was known later. Tokens count
-    once per life of a trial: until its own record says that they are booked, `taken` does."""
+    """Note that a trial has ended, or that more is known of its end. An older state never replaces a newer one. The tokens of
+    each life of a trial count once: `taken` says that they are booked until the trial's own record says so."""
     life = told(trial)
     first = not trial.booked and life not in run.taken
     if first:
@@ -201,8 +201,8 @@ def holds(status: GroupStatus | None, *, serve: bool = True) -> bool:
 
 
 def forget(run: RunAccount, name: str, now: float, *, archived: bool = False) -> None:
-    """The last session of a group is gone. What is leased or was is kept until it is acknowledged. archived: its sessions are in
-    the archive, and lists name it."""
+    """Forget a group whose last session is gone. A group that waits for a lease, or is leased, is kept until it is acknowledged.
+    archived: its sessions are in the archive, and lists name it."""
     if not archived:
         run.past.pop(name, None)
     if name not in run.groups:

@@ -101,12 +101,13 @@ class RunStore(Protocol):
         ...
 
     async def newest(self, limit: int) -> list[tuple[str | None, float]]:
-        """So many runs that have groups, and when the last group was made, newest first."""
+        """The `limit` runs with the newest groups, newest first, each with the time its last group was made: also runs whose
+        groups are gone."""
         ...
 
     async def set_rollouts_over(self, run_id: str | None, over: bool) -> None:
-        """Whoever rolls out says whether no more training groups come (`RunView.rollouts_over`). One that is registered takes
-        it back."""
+        """The launcher says whether no more training groups come (`RunView.rollouts_over`). A new training group sets this to
+        False again."""
         ...
 
     async def close_due(self, *, now: float | None = None) -> None:

@@ -53,8 +53,8 @@ def lease(
 ) -> tuple[list[GrantedGroup], float | None]:
     """Grant up to `max_groups` groups; none, if fewer than `at_least` can be.
 
-    Args: epoch, grant: of what is granted; grant is new. Returns also: where nothing is granted, for how many seconds nothing
-    gets ready by itself, as far as is known.
+    Args: epoch: the trainer's. grant: new; the fencing tokens of these grants begin with it. Returns: the groups; and, if none
+    is granted, the seconds until one may get ready by itself (None: not known).
     """
     check_epoch(run, request.run_id, epoch)
     close_due(run, now)

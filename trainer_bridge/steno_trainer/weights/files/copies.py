@@ -221,8 +221,8 @@ class WeightsCopies:
         return body | {"folder": str(final)}
 
     def _outdated(self) -> list[WeightsCopy]:
-        """What is neither of the newest versions nor the newest copy of its own. Of the newest version all stay: workers may be
-        reading it by difference while it is sent whole."""
+        """The copies to remove. Of each of the newest versions, the newest copy stays; of the very newest version, all copies:
+        workers may be reading it by difference while it is sent whole."""
         copies = self.complete()
         versions = list(dict.fromkeys(copy.version for copy in reversed(copies)))[: self._keep]
         newest = {copy.version: copy for copy in copies}

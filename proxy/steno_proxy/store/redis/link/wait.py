@@ -1,10 +1,10 @@
 """Writes that replicas have as well before anybody is told of them (I3), so that a failover loses none: Redis's WAIT.
 
 WAIT counts the replicas that have what its own connection wrote last. So it follows the write on the same connection, to the same
-node. A write that is said again changes nothing, and since Redis 7.2 WAIT would then wait for nothing: hence the mark, which
-is always written, and which a replica has only if it has all that the primary did before.
+node. A repeated write changes nothing, and since Redis 7.2 WAIT would then wait for nothing. So a mark is always written before
+WAIT: a replica that has the mark also has all that the primary wrote before it.
 
-Where too few answer in time, the write is there, on too few: it may be said again, which is what a retry does.
+If too few replicas answer in time, the primary has the write, and too few replicas have it: a retry may repeat the write.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 -- Parts of a run, as they are at one moment: what a decision asks to see (runs/decisions.py).
 --
 -- KEYS  1 groups  2 docs  3 trials  4 due  5 ready  6 leased  7 totals  8 ledger  9 taken  10 trainer  11 past  12… requests
--- ARGV  1 what is asked for, msgpack (run/parts.py, Asked)
+-- ARGV  1 what is asked for, msgpack (run/parts.py, RunQuery)
 -- Returns  {time; {field, value, field, value, …} of groups, docs, trials, taken; {the trainer's name, epoch, last heartbeat}; what
 --          requests were granted; then names: groups past their deadline, that were leased, or passed over, and can be leased,
 --          that got ready and never were, that are leased; at last the next deadline and the next end of a lease, or ""}

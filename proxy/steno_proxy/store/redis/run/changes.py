@@ -23,9 +23,9 @@ from steno_proxy.store.redis.run.parts import NotRead, ReadParts, RedisRun, RunQ
 from steno_proxy.store.redis.schema import request_key, run_keys
 
 ATTEMPTS = 32
-"""To write. Of those who are in each other's way one gets through each time."""
+"""Attempts to write a change. If several replicas change the same run at once, one of them succeeds each time."""
 PAUSE_S = 0.002
-"""Before the second one, at most; before later ones, as many times that."""
+"""The longest pause after the first attempt; after the n-th it is n times as long."""
 CHANGES_AT_ONCE = 256
 GROUPS_AT_ONCE = 64
 """Changes are decided together until they ask for so many groups: Redis, and then this process, does nothing else meanwhile."""
@@ -58,12 +58,12 @@ class RunChanges:
     async def __call__(
         self, run_id: str | None, query: RunQuery, decide: Decide, *, now: float | None, new: bool = False
     ) -> Any:
-        """What `decide` returns, once all that it changed is written. Cancel-safe: it may still be.
+        """Carry out a decision. Returns what `decide` returns, once its changes are written. Cancel-safe: they may still be.
 
-        Args: query: what it looks at, as far as is known. now: Unix seconds; None: Redis's own time, for a change that reads.
-            new: what it asks for is not there, most probably, and not read at first.
+        Args: query: the parts that `decide` looks at, as far as is known. now: Unix seconds; None: Redis's own time, which comes
+            with the parts that are read. new: these parts most probably do not exist, so they are not read at first.
 
-        Raises: NotFound, Conflict: its own. StoreUnavailable.
+        Raises: NotFound, Conflict: as `decide` raises them. StoreUnavailable.
         """
         change = _Change(query, decide, now, new, asyncio.get_running_loop().create_future())
         if run_id in self._waiting:

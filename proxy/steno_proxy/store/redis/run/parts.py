@@ -71,9 +71,10 @@ def _seen(raw: bytes | None) -> str | bool:
 class RunQuery:
     """The parts of a run that are to be read, as run_read.lua takes them.
 
-    groups: and how many ends more come: if these may complete it, its record and trials too; WHOLE: in any case, STATE: not. due:
-    at most so many groups past their deadline. most, least: groups that can be leased; with their records and trials where there
-    are so many. leased: all that are. at: by which time; None: the server's.
+    groups: name -> how many more of its trials end now: if these may complete the group, its record and trials are read too;
+    WHOLE: in any case; STATE: never. due: at most so many groups past their deadline. most, least: all groups that can be leased
+    and were leased or passed over before, and at most `most` new ones; the records and trials of the new ones, if there are
+    `least` groups in all. leased: all leased groups. at: the time that counts; None: the server's.
     """
 
     groups: dict[str, int] = field(default_factory=dict)
