@@ -47,9 +47,9 @@ class TokenStep:
 class TokenTally:
     """Ids since the engine's start (I4): sampled = sent by the worker + unsent + what is on its way between the two.
 
-    sampled: counted where the engine hands them out, for generations that it knows no more of as well.
-    unsent: by why: "cancelled": its generation was, before they were taken; "after_end": of a step that ended before its last id,
-        at a stop string; "withheld": of weights not proved yet, when their generation ended; "failed": they could not be read.
+    sampled: counted where the engine hands ids out, also those of generations that it has dropped.
+    unsent: by reason. "cancelled": the generation was, before the ids were taken; "after_end": the completion ended within the
+        step, as at a stop string; "withheld": the weights were not proved when the generation ended; "failed": can't be read.
     """
 
     sampled: int = 0
@@ -73,10 +73,10 @@ class StagedUpdate:
 
 
 def ended_by_engine(reason: str, *, grammar: bool) -> StenoError:
-    """What a completion fails with that an engine ends by itself, with no stop and no length.
+    """The error of a completion that the engine ended by itself, for a reason other than `stop` and `length`.
 
-    Under a grammar it is the request's own: vLLM ends one whose tokens its grammar refuses, and so would every other engine. Then
-    it is no 503, which clients send again.
+    Under a grammar the request is to blame: vLLM ends a request whose tokens its grammar refuses, as every other engine would.
+    The error is then not a 503, after which clients would send the request again.
     """
     if grammar:
         return BadRequest(
@@ -117,12 +117,12 @@ class TokenEngine(Protocol):
     async def score(self, token_ids: list[int]) -> list[float]:
         """Log-probabilities of token_ids[1:], each given those before it, at temperature 1, by the weights now loaded.
 
-        A full engine is waited for without an end: whoever calls gives it one.
+        Waits for a full engine without a limit: the caller sets a timeout.
         """
         ...
 
     async def check(self, prompt_ids: list[int], law: Sampling, job: Job) -> None:
-        """What of a request `sample` would refuse, before anybody is told that it has begun. The law is that of `sample`.
+        """Refuse what `sample` would refuse, before `Started` is sent. `law` is the one that `sample` will get.
 
         Raises: BadRequest, ContextOverflow.
         """
@@ -160,9 +160,9 @@ class Engine(Protocol):
         ...
 
     async def tokenize(self, asked: Count) -> Counted:
-        """What `asked.wants` of the prompt, or of the ids that are given. Only asked where a card says TOKENIZES.
+        """Answer what `asked.wants` about the prompt, or about the given ids. Called only if the card has TOKENIZES.
 
-        Raises: BadRequest: also where there are no ids to be said. BodyTooLarge: the answer would be. Else as `count`.
+        Raises: BadRequest: also from an engine without token ids. BodyTooLarge: the answer would be too large. Else as `count`.
         """
         ...
 

@@ -144,7 +144,7 @@ class Worker:
             await client.streams.finished()
 
     def announce(self) -> None:
-        """Cards or health have changed: by an update, or since an engine found itself with other weights."""
+        """Tell all proxies the present cards and health. If the loaded weights are invalid, every generation fails first."""
         if self._death is None:
             for client in self._clients:
                 if not self._updates.healthy:
@@ -185,7 +185,7 @@ async def run(settings: WorkerSettings, engine: Engine | None = None, metrics: W
 
 
 def remarks(cards: Iterable[ModelCard]) -> list[str]:
-    """What who starts a worker should know of what it serves."""
+    """Warnings for the operator about the models that the worker serves."""
     return [
         f"agents get the tool calls of {card.name} as text: no tool call parser is set (vLLM: -- --tool-call-parser NAME)"
         for card in cards
@@ -224,8 +224,8 @@ def main(settings: WorkerSettings) -> int:
 
 
 def _end_at_once(*_: object) -> None:
-    """For SIGTERM until there is something to end in order: a model that loads may hold up the event loop for minutes. In a
-    container this is process 1, which the system ends by no signal that it has no handler for."""
+    """Handles SIGTERM until the worker serves: a model that loads may block the event loop for minutes. In a container this is
+    process 1, for which the kernel ignores a SIGTERM without a handler."""
     os._exit(STOPPED)
 
 

@@ -3,8 +3,8 @@
     <tmp>/steno-<kind>-<...>/               of full copies of the weights, or of adapters
     <tmp>/steno-<kind>-<...>-<boot>.lock    held by its worker, which is dead if nobody holds it
 
-A folder without a lock is left where it is: a file system without locks, a worker of an earlier release. So is one of another
-machine or an earlier start of this one (`boot`), since locks on a mount may be known to one machine alone.
+A folder without a lock file stays: its file system has no locks, or its worker is of an earlier release. A folder from another
+machine, or from before this machine's last boot (`boot`), stays too: on a mount, each machine may see only its own locks.
 """
 
 from __future__ import annotations

@@ -52,11 +52,11 @@ def extend(
     render: Render | None = None,
     counted: bool = False,
 ) -> list[int] | ExtensionRefusal:
-    """The ids after a recorded prompt and completion that stand for `messages[:prefix_messages]`.
+    """The ids to append to a recorded prompt and completion, which stand for `messages[:prefix_messages]`.
 
-    Args: last_id: the last recorded id. A stop id: the template's own is dropped, unless it is the header of the next message
-            (GLM: `<|user|>`, `<|observation|>`) and another than was sampled. Any other: the completion was cut off, and is
-            closed as the template closes it.
+    Args: last_id: the last recorded id. If it is a stop id, the template's stop id is dropped, unless that is the header of the
+            next message (GLM: `<|user|>`, `<|observation|>`) and differs from `last_id`. If it is not one, the completion was
+            cut off, and the template's stop id closes it.
         render: in place of `format.render` (roles folded, say).
         counted: the template counts: what it renders depends on how many messages of which kind came before (Cohere numbers
             tool results). The context then has all of them, in few words; the work is linear in their number.

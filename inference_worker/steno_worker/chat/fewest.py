@@ -65,8 +65,8 @@ class FewestTokens:
         self._check(text, 0, context_tokens, field)
 
     def check_messages(self, messages: Sequence[Message], context_tokens: int) -> None:
-        """The same of what users say in these messages, before it is rendered: any template says all of it, but for space around
-        it. Others' words may be left out (reasoning, calls), and the rendered text is checked in any case."""
+        """As `check`, for the text of user messages before rendering: every template renders all of it, except white space around
+        it. It may leave out other messages' text (reasoning, calls); the rendered text is checked later in any case."""
         fewest = 0
         for message in messages:
             if message["role"] == "user" and isinstance(content := message["content"], str):

@@ -99,8 +99,8 @@ def _whole(arguments: str) -> str:
 
 
 def readable_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of calls for vLLM, which reads their arguments before its template does, and has `{}` for malformed ones: the same
-    for those that end its reading in another way. They are too deep, or have a number of more than 4,300 digits."""
+    """Copies of calls for vLLM, which parses arguments before its template gets them, and replaces malformed ones by `{}`. Here
+    `{}` replaces those that make its parser fail in another way: nested too deep, or a number of more than 4,300 digits."""
     return [
         {**call, "function": {**call["function"], "arguments": _readable(call["function"]["arguments"])}}
         for call in calls

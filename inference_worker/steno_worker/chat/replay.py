@@ -1,8 +1,8 @@
 """Continues a completion that another worker began (I9): reads the tokens sampled so far again without sending them.
 
-Owns what is left of the sampling law, and the cutting away of what the client has. A parser may show a text a little earlier or
-later than the one before it did (vLLM's depend on the steps), but in the end it shows the same: so what was shown is counted in
-characters, and the count is taken off what comes, be it still from the replay or later.
+Owns the sampling law of the rest, and removes the text that the client already has. The parser here may show text a little
+earlier or later than the lost worker's did (vLLM's depend on the steps), but in the end both show the same text. So as many
+characters as the client has are cut off the start of the parser's output, during the replay and after it.
 """
 
 from __future__ import annotations

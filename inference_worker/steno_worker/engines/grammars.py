@@ -1,6 +1,6 @@
-"""Which JSON schemas may become a grammar. Agents write them (I8), and whoever compiles one repeats what it says to repeat: a
-thousand million items are a thousand million rules, in native code that nothing interrupts, in the process that serves everybody.
-It also calls itself for what lies in a thing or is named by it: a chain of a thousand references ends that process.
+"""Which JSON schemas may become a grammar. Agents write them (I8), and a grammar compiler expands every repetition: a billion
+items become a billion rules, in native code that nothing interrupts, in the process that serves all requests. It also recurses
+into nested and referenced schemas: a chain of a thousand references crashes that process.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from steno.contracts.errors import BadRequest
 GRAMMARS = ("structured_outputs.regex", "structured_outputs.choice", "structured_outputs.grammar")
 """Of `ModelCard.fields`: what a worker with grammars honours."""
 MOST_CHARS = 65_536
-"""Of a pattern, a grammar, all choices together, or all patterns of a schema together."""
+"""Most characters of a pattern, a grammar, all choices together, or all patterns of a schema together."""
 COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 MOST_REPEATED = 10_000
-"""Of these counts in one schema, all together, or of the repetitions in a pattern or grammar. llguidance takes 0.3 s and 24 MB
-for an array of so many."""
+"""Largest sum of these counts (and `multipleOf`) in one schema, or of the repetitions in a pattern or grammar. llguidance takes
+0.3 s and 24 MB for an array of so many items."""
 MOST_REPEATED_IN_SCHEMA = 5_000
-"""Of the repetitions in a pattern of a schema; of several, the squares are added up. xgrammar takes 1.5 s for so many."""
+"""Largest sum of the repetitions in a pattern of a schema. With several patterns, the sum of their squares is compared with the
+square of this. xgrammar takes 1.5 s for so many."""
 _REPEATED = re.compile(r"[{~]\s*(\d{1,9})\d*(?:\s*(?:,|\.\.)\s*(\d{1,9})\d*)?")
 """`{n}`, `{n,m}` of patterns and EBNF, `~n`, `~n..m` of Lark."""
 MOST_COMBINED = 1024
-"""Of alternatives that an `allOf` multiplies with each other. llguidance takes some seconds for so many."""
+"""Most combinations of the alternatives in an `allOf`. llguidance takes some seconds for so many."""
 MOST_LEVELS = 500
-"""Of lists and dicts on one way through a schema, `$ref`s followed. llguidance ends the process at 2,500 in a thread with a stack
-of 8 MB, xgrammar later. Where a process's stack has no limit, threads have 2 MB: both compile 500 there."""
+"""Most nested lists and dicts on one path through a schema, `$ref`s followed. llguidance crashes the process at 2,500 in a thread
+with a stack of 8 MB, xgrammar later. Where a process's stack has no limit, threads have 2 MB: both compile 500 there."""
 MOST_PARTS = 500
-"""Of rules and groups in a grammar, which may be one chain. llguidance ends the process at 2,600, by the same stack."""
+"""Most rules and groups in a grammar, which may form one chain. llguidance crashes the process at 2,600, with 8 MB of stack."""
 MOST_OPEN = 100
-"""Of groups in a pattern, each in the one before. xgrammar takes 12 s for 12,000, and 30,000 end the process."""
+"""Most nested groups in a pattern. xgrammar takes 12 s for 12,000, and 30,000 crash the process."""
 MOST_KEY_PATTERNS = 128
-"""Of `patternProperties` in one schema, all together. llguidance takes 0.1 s for so many, 16 s for 400."""
+"""Most `patternProperties` in one schema, all together. llguidance takes 0.1 s for so many, 16 s for 400."""
 _DEFINITIONS = ("$defs", "definitions")
 _DEFINITION = re.compile(r"#(/(\$defs|definitions)/[^/~%]+)?")
 """A `$ref` that means the same to all who compile it."""
 
 
 def check_schema(schema: Any, field: str) -> None:
-    """Combinations are counted at their most, as if each part of an `allOf` had the most alternatives in the schema: a part may
-    be a reference.
+    """Refuse a schema that is too expensive to compile. Combinations are overestimated, as if each part of an `allOf` had the
+    most alternatives in the schema: a part may be a reference.
 
     Args: field: of the request that it came in, for the error.
     Raises: BadRequest: too many repetitions, combinations or levels.
@@ -105,10 +106,10 @@ def _check_schemas(schemas: Sequence[Any], field: str) -> None:
 
 
 def _longest_way(schemas: Sequence[Any]) -> int:
-    """Levels on the longest way through one of these, where nothing is gone through twice.
+    """At most how many levels the longest path through one of these schemas has, if it visits nothing twice.
 
-    A circle of definitions counts as if one way led through all that come to it. A `$ref` to something else than a definition of
-    the root may lead anywhere, also into another tool's schema: each of them may be the longest way once more.
+    Definitions in a cycle, or that lead to one, count as one path through all of them. A `$ref` to anything but a definition of
+    the root may lead anywhere, also into another tool's schema: each such `$ref` counts as the longest path once more.
     """
     longest = 0
     elsewhere: set[str | int] = set()

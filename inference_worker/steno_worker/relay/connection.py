@@ -270,13 +270,13 @@ class ProxyConnection:
             task.add_done_callback(self._abandoning.discard)
 
     def _begin(self, peer: WorkerPeer) -> None:
-        """A channel of this peer: nothing of an earlier one can be said on it."""
+        """Use the channel of this peer, with a new outlet and no generations: nothing of an earlier channel can be sent on it."""
         self._peer = peer
         self._outlet = ChannelOutlet(peer, send=self.send, dropped=self._dropped)
         self.streams = Generations(self._engine, self._outlet, self._metrics, self._on_trouble, self._updates.gate)
 
     def _renew(self) -> None:
-        """After a channel's end: a new one, to be offered on the next socket."""
+        """After a channel's end: begin a new one, which is offered on the socket that was just opened."""
         for event in self._peer.handle_timeout(self._clock()):  # its end, if nobody has been told yet
             self._handle(event)
         self._begin(self._new_peer())
@@ -308,7 +308,7 @@ class ProxyConnection:
         self._timer, self._timer_at = None, float("inf")
 
     def _send_soon(self) -> None:
-        """Write at the end of this turn of the loop, when all who are ready have had theirs; in the rain, COALESCE_S later."""
+        """Write after the callbacks that are ready in this turn of the loop, but not within COALESCE_S of the last write."""
         loop = asyncio.get_running_loop()
         wait_s = self._flushed_at + COALESCE_S - self._clock()
         self._flush = loop.call_soon(self._flush_now) if wait_s <= 0 else loop.call_later(wait_s, self._flush_now)

@@ -262,7 +262,7 @@ class _Generation:
                 self._engine.tally.unsent["withheld"] += len(delta.ids) >> 2
 
     def _is_text_only(self) -> bool:
-        """Nothing to count then: the number is the upstream's."""
+        """Whether the engine gives text only: then the worker can't check the number of tokens, which is the upstream's."""
         return not self._sent_tokens and all(card.text_only for card in self._engine.cards())
 
     async def _await_credit(self) -> None:

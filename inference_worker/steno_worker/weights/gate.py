@@ -1,9 +1,9 @@
 """Holds back tokens of new weights until the weights have passed the probe.
 
 Tokens that an engine samples between an update and its probe bear the new version's name. They leave when the probe has
-passed, or never (I10). Until then they wait where a stream without credit waits: at the engine. Those of the old weights go on.
-A stream that ran while weights were loaded that must not be used may have tokens of theirs, sent or not: it ends, whatever is
-loaded by the time it is looked at.
+passed, or never (I10). Until then they wait where a stream without credit waits: at the engine. Tokens of the old weights pass.
+If the loaded weights turn out to be invalid, every stream that ran meanwhile may have tokens of them, sent or not: it ends, even
+if valid weights are loaded again by then.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from steno.contracts.errors import EngineFailed
 class WeightsGate:
     """Holds back what generations say until the weights are proved.
 
-    Attributes: shut: to be looked at first, since it is once per delta; so is `era`: grows with every condemnation, and again
-    when others have been proved. What began in an earlier one is over.
+    Attributes: shut: callers check it, and `era`, for each delta, and call `passed` only if need be. era: grows with each
+    `condemn`, and with the `open` after it. A stream that began in an earlier era must end.
     """
 
     def __init__(self) -> None:
@@ -40,14 +40,14 @@ class WeightsGate:
         self._moved.set()
 
     def condemn(self, reason: str) -> None:
-        """Whatever comes before the next `open` is of weights that must not be used, whichever version it bears."""
+        """The loaded weights must not be used: until the next `open` no event passes, whichever version it bears."""
         self.shut, self._condemned, self._reason, self.era = True, True, reason, self.era + 1
         self._moved.set()
 
     async def passed(self, version: str = "", era: int | None = None) -> None:
-        """Wait while it is shut to this version; "": to what bears none. Cancel-safe.
+        """Wait while the gate is shut to this version ("": the event bears none). Cancel-safe.
 
-        Args: era: in which the stream began; None: this one. Raises: EngineFailed: condemned.
+        Args: era: in which the stream began; None: the present one. Raises: EngineFailed: the weights were condemned.
         """
         era = self.era if era is None else era
         while self.shut or era != self.era:

@@ -77,7 +77,7 @@ class Stager:
         return Path()
 
     def keep(self, update: WeightUpdate) -> None:
-        """What was written for it stays, and what stayed before it goes. Returns at once."""
+        """Keep the files that were written for `update`, and remove those that were kept before. Returns at once."""
         before, self._kept = self._kept, update.staging
         shards = tuple(shard.name for shard in update.spec.manifest.shards)
         self._base = PatchBase(update.staging.folder, shards, update.digest) if update.staging is not None else None
@@ -128,9 +128,9 @@ class Stager:
     async def _watched(
         self, update: WeightUpdate, where: str, work: Callable[[Callable[[int], None]], T]
     ) -> T:  # fmt: skip
-        """What reads files that may never come, in a thread of its own; it is given what counts its bytes.
+        """Run `work`, whose reads may hang, in a thread of its own; `work` gets a function to report the bytes that it read.
 
-        Raises: what it raised; WeightsRefused: nothing has been read for STUCK_S.
+        Returns: its result. Raises: what it raised; WeightsRefused: nothing has been read for STUCK_S.
         """
         self._reading = [thread for thread in self._reading if thread.runs]
         if len(self._reading) >= MOST_LEFT:
@@ -197,7 +197,7 @@ class Stager:
     # -- by difference
 
     async def _patched(self, update: WeightUpdate) -> Path:
-        """The full copy that patches make. Where what was kept here does not lead there, the copy that they came with does."""
+        """Make a full copy by patches: of the copy kept here, or else of the full copy that the patches came with."""
         base, manifest = self._base, update.spec.manifest
         patches = base.patches_to(manifest) if base is not None else None
         if base is not None and patches is not None:

@@ -110,8 +110,8 @@ class StreamStaging:
 
     Args:
         root: of this worker's staged updates; each has a folder of its own.
-        files: those that are wanted, checked by their own digests alone, since they are not yet the result; None: the shards,
-            which are.
+        files: the files to receive for patching, each checked by its own digest only; None: the manifest's shards, whose
+            tensors are checked too.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class StreamStaging:
         self.take(shard, offset, data)
 
     def take(self, shard: str, offset: int, data: bytes) -> None:
-        """The same of bytes that nobody counted on their way. Raises: WeightsRefused: they are other than the manifest says."""
+        """As `write`, for bytes that came without a CRC. Raises: WeightsRefused: they are other than the manifest says."""
         position = self.position
         assert position is not None and (position[0].name, position[1]) == (shard, offset)
         if offset == 0:
@@ -198,7 +198,7 @@ class StreamStaging:
                 check_complete(self._manifest, [one for one in self._checks if isinstance(one, ShardCheck)])
 
     def _take_up(self, abandoned: threading.Event) -> None:
-        """Whole shards and the beginning of one, as far as they are good; what is not is written over."""
+        """Keep what an earlier start left: whole files, then the beginning of one. After a bad or missing file, all come anew."""
         for shard in self._files:
             path = self.folder / shard.name
             size = path.stat().st_size if path.is_file() else 0

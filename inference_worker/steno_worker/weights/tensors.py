@@ -57,8 +57,8 @@ def places_in(folder: Path) -> dict[str, TensorPlace]:
 
 
 def text_places(places: Mapping[str, TensorPlace], layers: int | None) -> dict[str, TensorPlace]:
-    """The same, with those optional that a trainer of the text model does not have: heads that predict further tokens (`mtp`, or
-    layers beyond the last one), what sees and hears, tables of rotary embeddings.
+    """The same places; those that a trainer of the text model does not have become optional: multi-token prediction heads (`mtp`,
+    or layers beyond the last one), vision and audio modules, tables of rotary embeddings.
 
     Args: layers: how many the text model has; None: unknown.
     """

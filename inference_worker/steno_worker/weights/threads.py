@@ -34,7 +34,7 @@ class DiskThread:
         return self._thread.is_alive()
 
     def do(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Told at once. Awaiting it raises what the work raised; cancelled, nobody hears how it ended."""
+        """Queue `work` at once. Returns: a future of its result or error. If that is cancelled, the work still runs."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 

@@ -55,8 +55,8 @@ class UpdateRunner:
         objects: where the trainer's object store is; None: none is read.
 
     Attributes:
-        healthy: False from weights that are not what was said until others have been proved; `reason` says why.
-        gate: what generations pass before anything of them leaves.
+        healthy: False from when the loaded weights are found invalid until others have been proved; `reason` says why.
+        gate: holds back what generations send while the loaded weights are not proved.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class UpdateRunner:
         self._refused: tuple[Proof, StenoError] | None = None  # the last weights whose probe failed, and how
 
     def cards(self) -> list[ModelCard]:
-        """The engine's, with the version that was proved, and the capability PATCHES where weights are its own."""
+        """The engine's cards, with the version that was proved, and the capability PATCHES unless they are text only."""
         cards = [
             card if card.text_only else msgspec.structs.replace(card, capabilities=[*card.capabilities, PATCHES])
             for card in self._engine.cards()
@@ -290,9 +290,10 @@ class UpdateRunner:
                 await self._go_back()
 
     async def _prove(self, probe: Probe | None, timeout_s: float) -> Probe | None:
-        """The log-probabilities that the trainer saw, by the weights now loaded; without a probe, that there are any.
+        """Check that the loaded weights give the probe's log-probabilities; without a probe, that they give finite ones.
 
-        Returns: the probe as this engine answers it. Raises: WeightsRefused; EngineFailed: also where it does not answer by then.
+        Returns: the probe with this engine's log-probabilities, or None. Raises: WeightsRefused: the weights fail; EngineFailed:
+        also if the engine does not answer within `timeout_s`.
         """
         if all(card.synthetic for card in self._engine.cards()):
             return None
@@ -308,8 +309,8 @@ class UpdateRunner:
         return probe.model_copy(update={"logprobs": scores})
 
     async def _base(self, spec: UpdateSpec) -> ProvenWeights | None:
-        """What the engine was started from, and what it says of the first probe by that. None: it can't be loaded again, or does
-        not answer in half the time of the update, whose other half is for the update itself."""
+        """The weights that the engine was started from, with its own log-probabilities for the first update's probe. None: they
+        can't be loaded again, or the engine does not answer within half of `deadline_s` (the rest is for the update itself)."""
         try:
             folder, probe = self._engine.checkpoint(), spec.probe
             staged = base_update(folder, self._engine.cards()[0]) if folder is not None else None
@@ -324,8 +325,8 @@ class UpdateRunner:
         return ProvenWeights(staged, probe)
 
     async def _go_back(self) -> None:
-        """Load what was proved last and prove it again, so that agents have something to go on with. Else nothing is generated
-        here until other weights come."""
+        """Load the last proven weights and prove them again, so that agents are served. If that fails, this worker generates
+        nothing until other weights come."""
         good = self._good
         if good is None or good.staged.spec.transport == "nccl":
             why = "nccl leaves no copy of the weights" if good is not None else "there is no copy of the weights"
@@ -333,7 +334,7 @@ class UpdateRunner:
             return
         version = self._returning_to = good.staged.version
         try:
-            # Nobody keeps a cache of what is gone back from, whatever was asked of the weights that are loaded again.
+            # The KV cache of the invalid weights is never kept, whatever `kv` the update to the good weights had.
             spec = good.staged.spec.model_copy(update={"kv": "recompute"})
             await self._engine.load_weights(replace(good.staged, spec=spec))
             await self._prove(good.scored, spec.deadline_s)

@@ -2,7 +2,8 @@
 
 Owns which sequence runs in which slot and what one step computes; no threads, no asyncio. A step is at most one budget of
 prompt tokens (oldest first) and one token for every running sequence, so a long prompt delays the others by one chunk at a time.
-Every step's tokens carry the version of the weights that sampled them; new weights make what is in flight prefill again (I10).
+Every step's tokens carry the version of the weights that sampled them (I10). After new weights, sequences in flight prefill
+again, unless they keep their cache.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Matcher:
         return torch.from_numpy(flags.view(np.bool_))
 
     def accept(self, token: int) -> str:
-        """Take a token. Returns why the grammar can't go on: it has run out of what it may use (after that it allows stop ids
-        only, which must not pass for its end), or refuses what it had allowed; "" where all is well."""
+        """Take a token. Returns: why the grammar can't go on, or "". Either it has reached llguidance's resource limits (it then
+        allows stop ids only, which must not count as its end), or it refuses a token that it had allowed."""
         if self._matcher.is_error():
             return _first_line(self._matcher.get_error())
         if token in self._stop_ids:

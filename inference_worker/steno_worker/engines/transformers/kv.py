@@ -144,8 +144,8 @@ class SlotCache:
         self._rooms = 1
 
     def _blank(self, like: torch.Tensor) -> torch.Tensor:
-        """Room in every slot for the longest sequence: on a CPU in all slots, of which the system gives what is written to and no
-        more; elsewhere, where all is taken at once, in as many as are in use, rounded up to a power of two."""
+        """Zeros, with room for the longest sequence in each slot. On a CPU for all slots, since the system allocates only what is
+        written to; elsewhere, where all is allocated at once, for those in use, rounded up to a power of two."""
         # Zeros, as fresh pages are: masked positions still go through a multiplication, and NaN times zero is NaN.
         is_lazy = _is_lazy(like.device)
         shape = (self.slots if is_lazy else self._rooms, like.shape[1], self._capacity, like.shape[3])

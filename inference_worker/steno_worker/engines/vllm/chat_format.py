@@ -38,7 +38,7 @@ from steno_worker.engines.vllm.chat_decode import SlowDecoder, token_bytes
 from steno_worker.engines.vllm.chat_parser import PlainParser, VllmParser, parser_class
 
 _JOBS_REMEMBERED = 64
-"""A job's grammar is asked for four times within one start of a generation; more jobs than this don't start at once."""
+"""How many jobs' grammars are cached. One start of a generation asks for its job's three times; fewer jobs start at once."""
 
 _TOKENIZE = TokenizeParams(max_total_tokens=None, add_special_tokens=False)
 """The template writes the special tokens; the length is checked against the context later, with the numbers at hand."""

@@ -113,7 +113,7 @@ class ServerFormat:
     def find_grammar(self, *, strict: bool = False) -> bool | None:
         """Whether the server puts a grammar on a request just because it has tools (GLM's parser does, and --tool-strict-level).
 
-        It is tried what no grammar lets pass: a call that is opened, and goes on with what no call can begin with.
+        It tries what no grammar allows: each id that may open a call is forced, three times in a row.
         Args: strict: with a tool that asks for a grammar. Returns: None: the server takes no tools.
         """
         options: dict[str, Any] = dict.fromkeys(THINKS, False)  # a grammar waits for the end of reasoning
