@@ -52,7 +52,8 @@ NO_KEYS = "the proxy has no keys: a trial can post any reward, also its own"
 
 
 def confinement(settings: RolloutSettings, environment: Mapping[str, str]) -> tuple[Confinement | None, list[str]]:
-    """How trials are confined, and what the operator must be told of it. Raises: ConfigError: `require`, and it can't be."""
+    """How trials are confined, and what the operator must be told of it. Raises: ConfigError: `confine` is `require`, and
+    trials can't be confined."""
     warnings = [NO_KEYS] if settings.key is None else []
     admin = "STENO_ADMIN_KEY" in environment or (settings.key is not None and not settings.is_run_key)
     among = f", {ADMIN_KEY}" if admin else ""
@@ -73,8 +74,8 @@ def confinement(settings: RolloutSettings, environment: Mapping[str, str]) -> tu
 
 
 def located(command: Sequence[str]) -> tuple[str, ...]:
-    """A program that is given by a relative path means the one that is there now: trials run in folders of their own. One that is
-    not there is left as it is: the task may bring it."""
+    """The command, with a relative path of its program made absolute, since trials run in folders of their own. A path that does
+    not exist here stays relative: the task may bring the program."""
     program, *words = command or ("",)
     path = Path(program)
     if "/" in program and not path.is_absolute() and path.exists():
@@ -84,7 +85,7 @@ def located(command: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What could be checked before anything runs. `rollouts` makes of it, with a client, what runs."""
+    """Settings, tasks and functions, checked before anything runs. `rollouts` makes a `Rollouts` from it and a client."""
 
     settings: RolloutSettings
     run_id: str
@@ -109,7 +110,7 @@ class Prepared:
 
     @classmethod
     def _of(cls, settings: RolloutSettings, run_id: str, needs_command: bool) -> Prepared:
-        if settings.executor != "ray":  # there a path is one of each node's
+        if settings.executor != "ray":  # on Ray, the path is one on each node
             settings = settings.model_copy(update={"work_dir": settings.work_dir.expanduser().absolute()})
         selection = TaskSelection.of(settings.filter, settings.limit, settings.shuffle_seed)
         ray = RayCluster(settings) if settings.executor == "ray" else None
@@ -198,7 +199,7 @@ class Prepared:
         return AsyncClient(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)
 
     async def say_over(self, client: AsyncClient) -> None:
-        """Every group has ended: a trainer need not wait for more. Not of an evaluation, which it does not wait for."""
+        """Tell the proxy that no more groups come: a trainer need not wait. Not for an evaluation, which no trainer awaits."""
         if self.settings.purpose != "train":
             return
         try:

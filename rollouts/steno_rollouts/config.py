@@ -18,7 +18,7 @@ from steno.contracts.rest import MOST_TRIALS, RUN_KEY
 from steno_rollouts.tasks.selection import Filter
 
 IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII)
-"""Names of images, and no option of an engine."""
+"""Names of images. It matches no option of a container engine (`--x`)."""
 
 
 _OF_HARBOR = frozenset(
@@ -395,12 +395,12 @@ class RolloutSettings(Settings):
 
     @property
     def keeps(self) -> Literal["failed", "all", "none"]:
-        """`keep`; what Harbor writes of a trial stays, unless it is said otherwise."""
+        """Which trial folders stay: `keep`; if it is unset, all with Harbor, else those of failed trials."""
         return self.keep or ("failed" if self.harbor is None else "all")
 
     @property
     def forked_from(self) -> ForkOf | None:
-        """What every trial begins with."""
+        """The recorded turn that every trial is forked at; None: trials are not forked."""
         if self.fork_of is None:
             return None
         trial_id, _, turn_id = self.fork_of.partition("/")

@@ -111,7 +111,7 @@ class Evaluator:
         self._report_by = report_by
 
     def due(self, step: int) -> bool:
-        """Before the step of this number is taken. True for 0: what training starts from is the first point of its curve."""
+        """Whether to evaluate before this step is taken. True for 0: the curve begins with what training starts from."""
         return step % self._every_steps == 0
 
     async def run(self, step: int, version: str | None = None) -> Evaluation:

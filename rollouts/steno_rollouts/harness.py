@@ -133,7 +133,7 @@ class Rollouts:
 
     async def _plan(self, plan: Planned, done: Mapping[str, TrialResult]) -> None:
         """Start a group, or report one that has ended. If all its trials had failed before their first turn before these rollouts
-        began, a new group with another name takes its place: nothing is known of the policy by it."""
+        began, a new group with another name takes its place: the old one says nothing of the policy."""
         for again in itertools.count():
             named = replace(plan, round=f"{plan.round}+{again}") if again else plan
             identity = group_id(self.options.run_id, named.task.task_id, named.round)

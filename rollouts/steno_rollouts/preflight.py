@@ -34,7 +34,7 @@ from steno_rollouts.trials.play import RunnerOptions
 from steno_rollouts.trials.ray.player import RayPlayer
 
 PROXY_S = 2.5
-"""For an answer of the proxy, before it is said that there is none."""
+"""How long an answer of the proxy may take before the operator is told that there is none."""
 DOCUMENT_S = 60.0
 """For its OpenAPI document, which it first has to make: a second of a processor that others may use too."""
 PATIENCE_S = 30.0
@@ -43,7 +43,7 @@ COMMAND_S = 60.0
 SERVED_S = 0.5
 """Between two looks at whether a worker serves a model."""
 _FIND = 'case $1 in */*) [ -f "$1" ] && [ -x "$1" ] ;; *) command -v -- "$1" >/dev/null 2>&1 ;; esac'
-"""dash finds a path that may not be run."""
+"""`command -v` is not asked about a path: that of dash also accepts a file that may not be executed."""
 
 
 async def check_proxy(prepared: Prepared, say: Callable[[str], None], *, patience_s: float = PATIENCE_S) -> RunView:
@@ -81,7 +81,7 @@ def check_sampling(settings: RolloutSettings) -> None:
 
 
 def about_group_size(settings: RolloutSettings) -> list[str]:
-    """What the operator must be told of it."""
+    """What the operator must be told of `group_size`: groups of one trial can't be trained by rewards."""
     if settings.purpose != "train" or settings.group_size > 1:
         return []
     return [
@@ -91,8 +91,8 @@ def about_group_size(settings: RolloutSettings) -> list[str]:
 
 
 async def check_nodes(prepared: Prepared, say: Callable[[str], None]) -> None:
-    """What `check_command` does, on each node of Ray's that could take a trial; and whether the proxy is reached there. Where
-    there is none yet, on the first that comes.
+    """Do what `check_command` does on each node of Ray's that could take a trial, and check that the proxy is reached there. If
+    there is no such node yet, check the first that has room.
 
     Raises: ConfigError naming the nodes where trials can't run, and why; or as `check_work_dir`.
     """

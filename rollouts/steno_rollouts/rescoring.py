@@ -30,7 +30,7 @@ T = TypeVar("T")
 AT_ONCE = 8
 """Groups that are scored, or made, at a time."""
 MOST_FAILURES = 20
-"""Trials, or groups, that can't be scored after which no more are tried: all are named."""
+"""After so many trials, or groups, that can't be scored, no more are tried. The error names all of these."""
 _LONGEST_STEM = 96
 
 

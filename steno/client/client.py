@@ -339,8 +339,8 @@ def _unread(certificates: str) -> str:
 
 @lru_cache(maxsize=4)
 def _trusted(*_read: str | int | None) -> ssl.SSLContext:
-    """To read it takes 35 ms, ten times what the rest of a client does. Args: _read: what httpx reads, and when that changed:
-    clients made after a change have what is there by then."""
+    """The trusted certificates, cached: to read them takes 35 ms, ten times what the rest of a client takes. Args: _read: paths
+    that httpx reads, and when these changed: a client that is made after a change reads them again."""
     return httpx.create_ssl_context()
 
 

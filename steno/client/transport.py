@@ -296,7 +296,7 @@ class EventLines:
         self.ended = after == END
 
     def headers(self) -> dict[str, str]:
-        """Of the request for a stream, which begins here: what the one before left of an event is dropped."""
+        """Headers of the request for a new stream. An event that the stream before left unfinished is dropped."""
         self._id, self._data = self._cursor, ""
         self._begun.clear()
         return {"accept": "text/event-stream"} | ({"last-event-id": self._cursor} if self._cursor else {})
@@ -307,7 +307,7 @@ class EventLines:
             raise Unreachable("the proxy ended the event stream")
 
     def read(self, piece: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What comes to an end in the next bytes of the stream. Raises: ProtocolError: an event that is no JSON object."""
+        """The events that end in the next bytes of the stream. Raises: ProtocolError: an event that is no JSON object."""
         *lines, rest = piece.split(b"\n")
         for line in lines:
             whole = b"".join([*self._begun, line]).removesuffix(b"\r")

@@ -203,7 +203,7 @@ class Settings(BaseSettings):
 
     @property
     def secret_files(self) -> dict[str, Path]:
-        """Secret -> the file that it was read from, of those that were."""
+        """Name of each secret that was read from a file -> that file."""
         return dict(self._secret_files)
 
     def with_secrets(self, found: Mapping[str, tuple[str, Path]]) -> Self:

@@ -62,7 +62,7 @@ class PatchEntry(BaseModel):
 
 
 class AdapterEntry(BaseModel):
-    """That the tensors are a LoRA adapter's, under peft's names, and the result is `base` with it.
+    """Says that the tensors are a LoRA adapter's, under peft's names, and that the result is `base` with this adapter.
 
     base: digest of the checkpoint that it goes onto (`steno.models.checkpoint`). rank, alpha: of every layer; what a layer adds
     is alpha / rank times B A.
@@ -92,7 +92,7 @@ class Manifest(BaseModel):
 
     @property
     def files(self) -> list[ShardEntry]:
-        """All of them: what somebody needs who has nothing."""
+        """All files: what a worker needs that has the weights of no patch's `before`."""
         return [*self.shards, *(file for patch in self.patches for file in patch.files)]
 
     @property

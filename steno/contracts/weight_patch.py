@@ -79,7 +79,7 @@ class PatchHeader(BaseModel):
 
 
 class PackedBlock(NamedTuple):
-    """A block as it is in the file: what is said of it, and its two parts."""
+    """A block as it is in the file: its entry in the header, and its two parts."""
 
     about: PatchBlock
     places: bytes
@@ -179,7 +179,7 @@ def _folded(differences: Bits) -> Bits:
 
 
 def _unfolded(folded: Bits) -> Bits:
-    # Modulo 2 ** bits the second is all ones, or none.
+    # Modulo 2 ** bits, the second operand is all ones or all zeros.
     values: Bits = np.bitwise_xor(folded >> 1, np.negative(folded & 1))
     return values
 

@@ -36,7 +36,7 @@ class Status(StrEnum):
 
 
 _RETRIES = 5
-"""Of what takes long, for each call (of `tail`: without an event), about 15 s in all: a proxy that restarts is back by then."""
+"""Retries of a call of a long command (of `tail`: without an event), about 15 s in all: a proxy that restarts is back then."""
 
 _PANEL = "Connection"
 Url = Annotated[

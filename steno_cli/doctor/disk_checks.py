@@ -10,7 +10,7 @@ from pathlib import Path
 from steno_cli.doctor.findings import Finding, bad, ok, warning
 
 ALMOST_FULL = 0.1
-"""Of a disk that is still free: a full one ends checkpoints, weights and Redis's file at once."""
+"""A smaller free share of a disk is a warning: a full disk ends checkpoints, weights and Redis's file at once."""
 
 
 def check_folder(folder: Path) -> Iterator[Finding]:

@@ -116,7 +116,7 @@ def _is_standard_output(to: Path) -> bool:
     """`/dev/stdout` is, also where a shell has redirected it to a file."""
     try:
         return os.path.samestat(to.stat(), os.fstat(sys.stdout.fileno()))
-    except (OSError, ValueError):  # either is no file of the system's
+    except (OSError, ValueError):  # `to` does not exist, or stdout has no descriptor
         return False
 
 
@@ -126,8 +126,8 @@ def _takes_lines(to: Path) -> bool:
 
 
 def _place(to: Path, chosen: ExportFormat) -> Path:
-    """Where to write: what a link means. Before minutes of reading. Raises: ConfigError: nothing can be written there, or it
-    would replace what is no export."""
+    """Where to write: the target, if `to` is a link. Checked before minutes of reading. Raises: ConfigError: nothing can be
+    written there, or it would replace what is no export."""
     if _takes_lines(to):
         if chosen in (ExportFormat.PARQUET, ExportFormat.SFT):
             raise ConfigError(f"--output: {to} is no file; --format {chosen.value} writes one: give FILE.parquet")

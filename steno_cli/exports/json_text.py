@@ -7,8 +7,8 @@ from typing import Any
 
 
 def json_text(value: Any) -> str:
-    """On one line, as UTF-8 carries it. Half a surrogate pair, which older proxies recorded, is an escape, and so is then all
-    that is not ASCII."""
+    """The value as JSON on one line, which UTF-8 can encode. If it holds half a surrogate pair (older proxies recorded some),
+    all that is not ASCII is escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()

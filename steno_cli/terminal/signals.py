@@ -11,12 +11,12 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 _TAKEN: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, list[Callable[[], object]]]] = WeakKeyDictionary()
-"""By loop and signal: who takes it, the innermost last. A loop does not say whom it would call."""
+"""By loop and signal: the callbacks, the innermost last. A loop does not tell which callback it would call."""
 
 
 @contextlib.contextmanager
 def taken(call: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
-    """The running loop calls `call` on these signals; afterwards, whoever took them before."""
+    """Have the running loop call `call` on these signals. Afterwards, the callback or handler from before is put back."""
     loop = asyncio.get_running_loop()
     by_signal = _TAKEN.setdefault(loop, {})
     before = {number: signal.getsignal(number) for number in numbers}

@@ -172,8 +172,8 @@ class Keyring:
         self._check(key, [*self._admin, *self._viewers], "control")
 
     def is_reader(self, key: bytes | None, cookies: Mapping[str, bytes] = NO_COOKIES) -> bool:
-        """As `check_reader`, for those who may read by another key as well. A key counts for more than a cookie. Raises:
-        StoreUnavailable: whether a cookie is good is not known yet."""
+        """Whether `check_reader` lets the request in: some routes accept other keys too. If a key is shown, cookies do not count.
+        Raises: StoreUnavailable: it is not known yet whether a cookie is good."""
         if not self.enabled:
             return True
         good = [*self._admin, *self._viewers]
@@ -184,7 +184,7 @@ class Keyring:
 
     @property
     def cookie_names(self) -> list[str]:
-        """Under which browsers have our cookies; the first is given to new ones. Raises: StoreUnavailable."""
+        """The names of our cookies, one per trial secret; new cookies get the first. Raises: StoreUnavailable."""
         self.check_settled()
         return [viewer_cookie.name_of(secret) for secret in self._secrets]
 

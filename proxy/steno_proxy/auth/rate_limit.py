@@ -17,7 +17,7 @@ SWEEP_AT = 1024
 """Trials held before the idle ones among them are looked for; then again at twice what was left."""
 
 MOST_REFUSED = 64
-"""Of refused requests that are remembered of one trial. Beyond them nobody reads what is refused."""
+"""The most refused requests remembered per trial. With so many, the body of a further refused request is not read."""
 MOST_TRIALS = 4096
 """Trials of which refused requests are remembered; the one that began first is forgotten for another."""
 REFUSED_S = 900.0

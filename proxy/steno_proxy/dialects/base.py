@@ -23,14 +23,15 @@ T = TypeVar("T")
 _INDEX = re.compile(r"\[(\d+)\]")
 _FLOAT = re.compile(r"Expected `int\b.*`, got `float`")
 MAX_NESTING = 200
-"""Of JSON that goes on record with a turn. Pydantic, which writes the record's JSON, stops at 255."""
+"""The deepest nesting of JSON that a turn records. Pydantic, which writes the record's JSON, stops at 255."""
 MOST_SURROGATES = 100_000
-"""So many escapes of surrogates are looked at, 64 pairs in a row being one: they take 50 ms. With more a half is refused."""
+"""The most surrogate escapes checked in a body (50 ms); up to 64 pairs in a row count as one. A half after them is refused."""
 _HIGH, _LOW = rb"[89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _SURROGATES = re.compile(
     rb"\\u[dD](?:(%b%b(?:\\u[dD]%b%b){0,63})|[89a-fA-F][0-9a-fA-F]{2})" % (_HIGH, _LOW, _HIGH, _LOW)
 )
-"""1: whole pairs; else it is a half. Bodies are searched for the two bytes that it begins with, not tried at each of theirs.
+"""Group 1: whole pairs; without it, the match is half of a pair. `re` searches a body for the first two bytes of the pattern, and
+tries the pattern only there.
 Possessive quantifiers of such groups match wrongly before Python 3.11.5."""
 
 
@@ -56,7 +57,7 @@ class Choice:
     tokens: of the whole completion, only when the client asked for log-probabilities.
     stop: the stop string that ended it, if one did.
     reasoning_tokens: of the completion's, those that were reasoning (the markers around it go with what follows them).
-    ended: when its last token came, Unix seconds; 0.0: nobody says.
+    ended: when its last token came, Unix seconds; 0.0: not known.
     ids, prompt_ids: of the completion and of its prompt, int32 LE; only for a client that asked for them.
     """
 
@@ -137,7 +138,7 @@ class FailureWriter(Protocol):
     """A writer whose format ends a failed stream with events that depend on what it has said so far."""
 
     def broken(self, error: StenoError) -> bytes:
-        """As `Dialect.broken`, which is not asked then."""
+        """As `Dialect.broken`; it is called in place of that method."""
         ...
 
 
@@ -203,7 +204,8 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def _read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Nobody looks for what is mended unless a body was refused for it; each is then one pass over it."""
+    """Decode a body. Floats for integers, and halves of surrogate pairs, are mended only after msgspec has refused the body: one
+    more pass over it for each of the two."""
     tried: set[Callable[[bytes], bytes]] = set()
     while True:
         try:

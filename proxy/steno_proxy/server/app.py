@@ -254,7 +254,7 @@ def _store(settings: ProxySettings, pace: Pace) -> tuple[SessionStore, Archiver 
 
 
 LAST_CALLS_S = 7
-"""After the streams, for other requests: longer than any call to the store takes."""
+"""Seconds that other requests get after the streams have ended: longer than any call to the store takes."""
 
 
 class _Server(uvicorn.Server):

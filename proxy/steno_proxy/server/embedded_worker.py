@@ -1,6 +1,6 @@
 """Runs an embedded worker in the proxy's event loop, for as long as the server runs.
 
-Whoever wires the proxy brings it, so that the proxy imports no worker. It is told where workers dial on this machine and with
+The caller of `run` passes it in, so that the proxy imports no worker. It is told where workers dial on this machine and with
 which key, and speaks to the proxy as any other would. When it ends by itself, the proxy stops, and `run` raises what it ended in.
 """
 

@@ -1,7 +1,7 @@
 """Returns freed memory to the system after large bodies.
 
-glibc keeps what was freed: it raises the size from which on it maps a block of its own to that of the largest that was freed,
-up to 32 MiB, and blocks below that lie in a heap that shrinks only at its end.
+glibc keeps what was freed: when a block with its own mapping is freed, glibc raises its mmap threshold to the block's size, up to
+32 MiB, and blocks below the threshold lie in a heap that shrinks only at its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 class HeapTrimmer:
-    """The process's. Elsewhere than on glibc it does nothing."""
+    """Trims the heap of this process. Without glibc it does nothing."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
@@ -33,7 +33,7 @@ class HeapTrimmer:
             self._libc.mallopt(_M_MMAP_THRESHOLD, FREE_BYTES)
 
     def freed(self, size: int) -> None:
-        """A body of so many bytes has gone: look after the heap soon, once for all that go meanwhile."""
+        """A body of `size` bytes was freed: trim the heap soon, once for all bodies that are freed until then."""
         if self._libc is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim)
 

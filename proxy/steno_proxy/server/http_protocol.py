@@ -22,13 +22,13 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's head, or of a body's trailers; what uvicorn allows with its other parser. Never looked at within one read of
-the socket (256 KiB at most)."""
+"""The largest head of a request, and the largest trailers of a body; uvicorn has the same bound with its other parser. It is
+checked once per read of the socket (256 KiB at most)."""
 
 
 HEAD_S = 30.0
-"""That a request's head may take, from the connection's first moment or the head's first byte. Seconds. A connection that is
-kept alive and silent is uvicorn's to close."""
+"""Seconds that a request's head may take, from the connection's first moment or the head's first byte. uvicorn itself closes
+idle kept-alive connections."""
 _OFFER = frozenset({b"upgrade", b"http2-settings"})
 
 

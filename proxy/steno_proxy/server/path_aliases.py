@@ -1,6 +1,6 @@
 """Maps paths of clients whose base URL is a level too high or too deep, or ends in a slash, to the path that they mean.
 
-Pure. After the trial there are few words to begin with, so nothing else can be meant.
+Pure. Few words can follow the trial id, so each of these paths has only one meaning.
 """
 
 from __future__ import annotations

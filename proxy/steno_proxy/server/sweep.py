@@ -78,7 +78,7 @@ class Sweeper:
         await _guarded("archiving sessions", self._archive)
 
     async def _now(self) -> float:
-        """The earlier of this process's clock and the store's: one that is ahead would delete or end what has just been said."""
+        """The earlier of this process's clock and the store's: by a clock that is ahead, sessions would end or go too early."""
         here, there = self._clock(), await self._store.now()
         differ = abs(here - there) > CLOCKS_DIFFER_S
         if differ and not self._clocks_differ:

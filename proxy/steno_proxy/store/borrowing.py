@@ -48,7 +48,7 @@ def _lost(session: Session) -> Conflict:
 
 
 def _row(turn: Turn, numbers: dict[str, int]) -> IndexRow:
-    """Of a conversation that nobody goes on with: no request is recognised by its digest."""
+    """The index row of a borrowed turn. Its digest matches no message, since no request goes on from such a turn."""
     return IndexRow(
         turn_id=turn.turn_id,
         parent=numbers.get(turn.parent_id or "", -1),

@@ -29,10 +29,10 @@ def claimed(
     before: TrialClaim, launcher: str, ttl_s: float, now: float, *, is_open: bool, awaits_reward: bool = False,
     gone: Collection[str] = (),
 ) -> Claimed:  # fmt: skip
-    """Granted if nobody has the trial, the same launcher has it, or whoever had it did not renew in time, or is gone. A launcher
-    that names itself as gone takes over from itself: nobody knows whether what it ran in the trial still does.
+    """Grant the claim if no launcher has the trial, this one has it, or the one that had it is gone or did not renew in time. A
+    launcher that names itself as gone takes over from itself: it is not known whether what it ran in the trial still runs.
 
-    One that has ended and awaits its reward may be claimed too, by whoever scores it: nothing of it runs, so that its key stays.
+    An ended trial that awaits its reward may be claimed too, by the launcher that scores it: nothing of it runs; its key stays.
     """
     if not is_open and not awaits_reward:
         return Claimed(before, granted=False, taken_over=False)
@@ -46,7 +46,7 @@ def claimed(
 
 
 def check_claim(trial_id: str, before: TrialClaim, epoch: int | None) -> None:
-    """Raises: Conflict: another launcher has the trial by now. epoch: of the claim under which it is ended; None: of nobody's."""
+    """Raises: Conflict: another launcher has the trial by now. epoch: of the claim under which it is ended; None: no claim."""
     if epoch is not None and epoch != before.epoch:
         raise lost(trial_id, epoch, before.epoch)
 

@@ -18,9 +18,9 @@ MOST_LETTERS = 256
 
 
 class SessionFacets(msgspec.Struct, array_like=True, frozen=True):
-    """Of one session. known: how much is: it grows while the session lives, so that of two lines of one life the one that knows
-    more is the later one. agent: `metadata.agent`, if that is a text. marks: of a session that has ended; an open one may have
-    others."""
+    """The facets of one session. known: how many of end, reward and marks are set. It only grows during a session's life, so of
+    two lines of one life the one with the larger number is the later one. agent: `metadata.agent`, if that is a text. marks:
+    final once the session has ended; an open one may get more."""
 
     known: int
     run: str | None

@@ -45,7 +45,8 @@ def check_member(group_id: str, trial_id: str, found: str | None) -> None:
 
 
 async def there(registering: Awaitable[Any]) -> Gone | None:
-    """None: the session is on record; else that it was deleted: the others of a group that is created again are there."""
+    """Register one session of a group. Returns: None: it is on record; else the error that it was deleted, which must not stop
+    the registration of the group's other sessions."""
     try:
         await registering
     except Gone as error:

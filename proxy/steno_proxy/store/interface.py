@@ -22,8 +22,8 @@ from steno_proxy.store.token_texts import TokenTextsStore
 
 
 class SessionListPage(NamedTuple):
-    """One page of a list of sessions. `next_cursor` None: this was the last page. unreadable: trials that belong here, and that
-    the archive does not give. passed: of each of `items`, how many sessions were looked at up to it, itself included; looked: in
+    """One page of a list of sessions. `next_cursor` None: this was the last page. unreadable: trials of this page that can't be
+    read from the archive. passed: for each of `items`, how many sessions were looked at up to and including it; looked: in
     all."""
 
     items: list[Session]
@@ -162,8 +162,8 @@ class SessionStore(Protocol):
         ...
 
     def due(self, *, now: float) -> AsyncIterator[Session]:
-        """The open sessions with a limit of time (`max_wall_s`, `max_idle_s`) that is spent as far as their records say: turns
-        that run are not known here. Others are not read before it can be: those that older releases made, within minutes."""
+        """The open sessions whose limit of time (`max_wall_s`, `max_idle_s`) is spent according to their records, which do not
+        know of running turns. A session is read only once its limit can be spent; one of an older release, within minutes."""
         ...
 
     async def complete(
@@ -192,8 +192,8 @@ class SessionStore(Protocol):
         """Tell an ended session's group and run what became of it (I4): its group may get ready by this. From here on its record
         takes no turn. Idempotent; nothing for a session that is open, or that is not there (any more).
 
-        Whoever completed a session calls it, once the turns that were in flight are recorded. Where nobody does, since the
-        process died, `expire` does it half a minute later.
+        The caller of `complete` calls it once the turns that were in flight are recorded. If its process died before that,
+        `expire` does it half a minute later.
         """
         ...
 
@@ -212,7 +212,7 @@ class SessionStore(Protocol):
     async def tail(self, trial_id: str, start: int, *, known: int = 0) -> SessionTail:
         """The session, and index rows from turn number `start` on, as durable as `commit` promises; mostly in one round trip.
 
-        known: so many rows from `start` on the caller has already: it asks for them to see that they are there yet.
+        known: how many rows from `start` on the caller has already; it asks for them to check that they are still there.
         Raises: NotFound; Gone when deleted; StoreUnavailable."""
         ...
 
@@ -274,16 +274,16 @@ class SessionStore(Protocol):
         ...
 
     async def notes(self, trial_id: str) -> Notes | None:
-        """What was noted, None if nothing was; also of what is not there."""
+        """The notes of a session, also of one that is not there (any more); None: there are none."""
         ...
 
     async def annotate(self, trial_id: str, annotations: Mapping[str, TurnAnnotation]) -> None:
-        """What a trainer saw in some turns, by turn id; read with the turns. The newest is kept, with the session and as long.
-        What is in the archive is not annotated. Raises: NotFound, Gone (deleted), StoreUnavailable."""
+        """Keep what a trainer saw in some turns, by turn id; it is read with the turns. Of each turn the newest annotation is
+        kept, as long as the session. Archived sessions get no new ones. Raises: NotFound, Gone (deleted), StoreUnavailable."""
         ...
 
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
-        """Each is kept once. Raises: NotFound, Gone (deleted), StoreUnavailable."""
+        """Add marks to a session; each is kept once. Raises: NotFound, Gone (deleted), StoreUnavailable."""
         ...
 
     async def rotate_key(self, trial_id: str, generation: int | None) -> int:
@@ -320,7 +320,7 @@ class SessionStore(Protocol):
         ...
 
     async def fullness(self) -> float | None:
-        """How much of the memory that it may use is used, of 1; None: not known."""
+        """The share (0 to 1) of the memory allowed to the store that is in use; None: not known."""
         ...
 
     async def stats(self) -> dict[str, Any]:

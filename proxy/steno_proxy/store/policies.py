@@ -74,7 +74,7 @@ class PolicyStore(Protocol):
         ...
 
     async def names(self) -> dict[str, str]:
-        """Names of models that are kept, each with its policy; "" where only a release that kept none has told it."""
+        """The kept names of models, each with its policy; "" if only an older release, which keeps no policies, noted it."""
         ...
 
     async def keep_names(self, names: Mapping[str, str]) -> None:

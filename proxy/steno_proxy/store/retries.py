@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from steno_proxy.store.interface import RetryKey
 
 REFUSED_S = 900.0
-"""How long after a refusal a retry can be of it. Seconds; as `retry_matching.WINDOW_S`."""
+"""How long after a refusal a request can be its retry. Seconds; as `retry_matching.WINDOW_S`."""
 RETRY_MEMORY_S = 3600.0
 """How long after the last retry of a trial any of them is remembered: no attempt runs longer beside its retry. Seconds."""
 MOST_REFUSALS = 4096
@@ -24,7 +24,7 @@ here is bounded."""
 MOST_RETRIES = 16
 """Per place; the oldest go first. SDKs try three times or so."""
 MOST_PLACES = 16384
-"""Per trial, of which retries are noted, about. Those of further ones are not: for all that other replicas know, each
+"""About how many places of a trial have their retries noted. Retries of further places are not noted: for other replicas each
 is a sibling. A hostile agent marks everything as a retry; an honest one does not come near."""
 
 

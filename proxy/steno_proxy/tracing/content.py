@@ -9,7 +9,7 @@ from typing import Any
 MOST_CHARS = 65_536
 """Of one attribute. Of a longer one the longest texts are cut, and say so."""
 LEAST_CHARS = 256
-"""To which a text is cut at most."""
+"""The shortest length to which a text is cut."""
 
 
 def shown(messages: Sequence[dict[str, Any]], finish_reason: str | None = None) -> str:

@@ -35,15 +35,15 @@ EVERY_S = 1.0
 AGAIN_S = 5.0
 """Before spans that were not taken are sent again."""
 TRIES = 3
-"""In a row, of one request; then others have their turn first."""
+"""Attempts in a row for one request; then other spans go first."""
 SEND_S = 10.0
-"""That one request may take."""
+"""Seconds that one request may take."""
 FINAL = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """Statuses after which the same spans would be refused again."""
 
 
 class WaitingSpan(NamedTuple):
-    """What a span will be made of. failed_at: how many requests had been taken when the one that it was in last was not."""
+    """What a span will be made of. failed_at: how many requests had been taken when the last one with this span failed."""
 
     seen: Seen
     failed_at: int | None = None

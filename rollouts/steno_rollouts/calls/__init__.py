@@ -1,1 +1,1 @@
-"""How the proxy is asked where the answer matters: what is posted comes to its end, and a proxy that is away is waited for."""
+"""Calls to the proxy that must not be lost: a post runs to its end, and a proxy that is away is waited for."""

@@ -1,4 +1,4 @@
-"""What the proxy is told of a trial, to its end: nobody else ends these trials, so a cancellation has to wait for it."""
+"""Posts about a trial, each run to its end: nothing else ends these trials, so a cancellation waits for the post."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = "steno-post"
 
 @dataclass
 class Stop:
-    """Whether those who post are to come to an end. A post within a post has the same."""
+    """Whether posts are told to end: they are then retried for half a minute at most. A post inside another shares it."""
 
     told: bool = False
 
@@ -23,8 +23,8 @@ _STOP: ContextVar[Stop | None] = ContextVar("steno-stop", default=None)
 
 
 def told_to_stop() -> bool:
-    """Whether the caller is a post that cancelled or failed rollouts wait for: then it must not ask a proxy that is away for
-    ever."""
+    """Whether the caller runs in a post that cancelled or failed rollouts wait for. It must then not retry for ever while the
+    proxy is away."""
     stop = _STOP.get()
     return stop is not None and stop.told
 

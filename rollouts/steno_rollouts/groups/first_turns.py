@@ -56,7 +56,7 @@ class FirstTurns:
         return Begun(next(self._numbers), False)
 
     def over(self, begun: Begun) -> None:
-        """If it was alone, it is not any more. Said again, it changes nothing."""
+        """Let other trials begin, if this one ran alone. Idempotent."""
         if self._alone_now == begun.number:
             self._alone_now = None
             self._alone.release()

@@ -1,4 +1,4 @@
-"""Groups are registered at the proxy, again under the same id: then the proxy answers with the group as it is on record."""
+"""Registers groups at the proxy. If a group of the same id is on record, the proxy answers with that group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Registration:
         self._unanswered: list[tuple[Planned, asyncio.Task[GroupTrials]]] = []
 
     async def register(self, plan: Planned, group_id: str) -> GroupTrials:
-        """Cancelled: the answer is waited for by `answered`, since the proxy may have registered it by now.
+        """Register a group. Cancelled: `answered` waits for the answer, since the proxy may have registered the group by now.
 
         Raises: Conflict: the group is on record with another task or other settings, or somebody else's session has its id.
             StoreFull; other StenoError: the proxy refuses, or can't be reached.

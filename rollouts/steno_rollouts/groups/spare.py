@@ -13,8 +13,8 @@ from steno_rollouts.outcome import TrialResult
 
 
 class SpareTrials:
-    """Args: needed: trials of a group with a reward (or that await one, with their group); then its others are not needed. None:
-    each trial runs to its end."""
+    """Args: needed: once so many trials of a group have a reward (or await one, with their group), its others are not needed.
+    None: each trial runs to its end."""
 
     def __init__(self, needed: int | None) -> None:
         self.needed = needed
@@ -22,7 +22,7 @@ class SpareTrials:
         self._running: dict[str, dict[str, asyncio.Event]] = {}
 
     def begun(self, group_id: str, trial_id: str) -> asyncio.Event | None:
-        """A trial runs here. Returns: is set once it is not needed; None: it runs to its end."""
+        """Note that a trial runs here. Returns: an event that is set once the trial is not needed; None: it runs to its end."""
         if self.needed is None:
             return None
         not_needed = self._running.setdefault(group_id, {}).setdefault(trial_id, asyncio.Event())

@@ -253,8 +253,8 @@ class TrialPool:
             await self._scores.score(assignment.group_id)
 
     async def _look_at_groups(self) -> None:
-        """Groups are scored of which the last trial did not end here, or was given up; and trials are told to stop that are not
-        needed any more since others have ended elsewhere."""
+        """Score groups whose last trial did not end here, or was given up. Tell trials to stop that their group does not need any
+        more, since other trials have ended elsewhere."""
         while True:
             await asyncio.sleep(OTHERS_S)
             with contextlib.suppress(*AWAY):  # it is looked at again
@@ -264,7 +264,7 @@ class TrialPool:
             self._scores.look(self._running, self._numbers)
 
     async def _end_left(self, trial_id: str) -> None:
-        """A trial of another launcher that its group does not need is ended if that launcher has gone. That takes no place."""
+        """End a trial of another launcher that its group does not need, if that launcher has gone. That takes no place."""
         if (assignment := self._others.pop(trial_id, None)) is None:
             return
         self._taken_back.add(trial_id)

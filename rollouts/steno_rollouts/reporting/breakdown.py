@@ -1,4 +1,4 @@
-"""Numbers of trials by words of their user's own: means of metrics by their names, rewards by what a field of the tasks says."""
+"""Means by words of the user's own: metrics by their names, rewards by the value of a field of the tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_CHARS = 96
 
 
 def metric_means(trials: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """By name, over the trials that have it."""
+    """The mean of each metric, by name, over the trials that have it."""
     found: dict[str, list[float]] = {}
     for metrics in trials:
         for name, value in metrics.items():
@@ -41,7 +41,7 @@ def bounded(found: Mapping[str, list[float]]) -> dict[str, list[float]]:
 
 
 def mean(values: list[float]) -> float:
-    """Of numbers of any size: their sum may be none."""
+    """The mean of numbers of any size, whose sum may overflow."""
     return sum(value / len(values) for value in values)
 
 

@@ -71,8 +71,8 @@ def by_task(results: Iterable[TrialResult]) -> list[TaskResult]:
 
 
 def runs_of_one_task(results: Iterable[TrialResult]) -> list[str]:
-    """Runs that have trials of a task which another of them has, too: two evaluations that were written to one file, say. One
-    figure is then of both."""
+    """Runs that share a task with another run: two evaluations that were written to one file, say. Figures then mix trials of
+    both runs."""
     runs: dict[str, set[str]] = {}
     for result in results:
         if result.end_reason != EndReason.SPARE:

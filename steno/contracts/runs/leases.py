@@ -196,7 +196,7 @@ class RunTrainer(BaseModel):
 
 
 def run_trainer(name: str, epoch: int, heard_at: float, now: float) -> RunTrainer | None:
-    """Args: as the stores keep it: epoch 0: none has registered; heard_at 0.0: it has left."""
+    """The trainer; None: none has registered. Args: as stores keep them: epoch 0: none has registered; heard_at 0.0: it left."""
     if not epoch:
         return None
     return RunTrainer(name=name, epoch=epoch, heard_s=max(0.0, now - heard_at) if heard_at else None)

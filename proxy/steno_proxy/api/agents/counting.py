@@ -127,7 +127,7 @@ class CountEndpoint(TokenEndpoint):
 
 
 class TokenizeEndpoint(TokenEndpoint):
-    """Which."""
+    """Answers which token ids a prompt has, or which text token ids stand for."""
 
     def __init__(self, question: TokenizeFormat, hub: Hub, keys: Keyring, **bounds: Any) -> None:
         super().__init__(question, question.name, hub, keys, **bounds)
@@ -142,7 +142,7 @@ class TokenizeEndpoint(TokenEndpoint):
 
 
 class RootTokenizeEndpoint(TokenizeEndpoint):
-    """The same where vLLM has it, for who holds the admin key."""
+    """The same at the root, where vLLM has it; the admin key opens it."""
 
     async def _admit(self, trial_id: str, scope: Scope) -> None:
         """Raises: Unauthorized, Forbidden."""

@@ -57,7 +57,7 @@ DIALECTS: tuple[Dialect, ...] = (
     ResponsesCompact(),
 )
 IDS_COUNT = 3
-"""How often the body counts of a request that asks for the ids of its prompt: as JSON they are about twice as long."""
+"""How many times a body counts if its request asks for the ids of its prompt: as JSON they are about twice its length."""
 LAST_WORDS_S = 10.0
 """How long a client that reads nothing is waited for with the events that say why its answer breaks. Seconds."""
 WATCH_AFTER_S = 0.05

@@ -44,7 +44,7 @@ MOST_WAITING = 16
 IDLE_S = 3600.0
 """How long a socket may stay open without a message. Seconds; OpenAI's are closed after an hour."""
 FRAME_BYTES = 4096
-"""Of a message that comes in pieces there may be a piece for so many bytes, beside MAX_OPENING_FRAMES."""
+"""A message in several frames may have one frame for each so many bytes, besides MAX_OPENING_FRAMES."""
 _KEYS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 _LOCAL = "steno.local"
 _ENDED = re.compile(rb'\{"type":"response\.(completed|incomplete|failed)",[^{]*\{"id":"resp_([0-9a-f]{12})"')
@@ -147,7 +147,7 @@ class ResponseSockets:
 
 
 class _Socket:
-    """share: of the messages that have come, or are coming, and are not asked yet."""
+    """One socket. share: the bytes of messages that have come, or are coming, and are not being answered yet."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, create: CreateResponse, share: BodyShare,
@@ -195,7 +195,7 @@ class _Socket:
         self._waiting.put_nowait(None)
 
     async def _read(self) -> None:
-        """Messages as they come, also while a response is on its way: who has left must be noticed."""
+        """Read messages as they come, also while a response is sent: only so it is noticed that the client has left."""
         while (message := await self._receive())["type"] == "websocket.receive":
             data = message.get("bytes")
             self._messages += 1

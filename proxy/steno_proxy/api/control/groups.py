@@ -219,7 +219,7 @@ async def read_group(request: Request, group_id: str) -> Response:
 
 
 def _deleted(group: Group, trial_id: str, now: float) -> Session:
-    """What is said of a trial of which nothing is on record any more."""
+    """The session that a claim returns for a trial whose record is gone."""
     return Session(
         trial_id=trial_id,
         group_id=group.group_id,

@@ -28,9 +28,9 @@ from steno_proxy.dialects.refusals import must_be
 _UNREADABLE = frozenset({"video", "audio"})
 _REDACTED = frozenset({"redacted_thinking"})
 FOUND = "Tools that can be called now: "
-"""Before the names of the tools that a search found, in its result: their definitions are with those of all tools."""
+"""In the result of a tool search, this text precedes the names of the tools found. The list of tools defines them."""
 ERROR_PREFIX = "Error: "
-"""Before the text of a tool result with `is_error`, unless it says so itself: templates know no such mark."""
+"""Put before the text of a tool result with `is_error`, unless the text already says it: templates have no such field."""
 
 
 class MessageBody(msgspec.Struct):
@@ -61,7 +61,7 @@ def messages_of(path: str, given: MessageBody, seen: SeenParts, offered: Offered
 
 
 def _system(path: str, content: list[Any], seen: SeenParts, offered: OfferedTools) -> list[Message]:
-    """No message, where it only says which tools there are."""
+    """The system message; [] if its blocks only add or remove tools."""
     texts: list[str] = []
     for j, block in enumerate(content):
         if _type(f"{path}.{j}", block) in CHANGES:
@@ -72,7 +72,7 @@ def _system(path: str, content: list[Any], seen: SeenParts, offered: OfferedTool
 
 
 def _user(path: str, content: list[Any], seen: SeenParts, offered: OfferedTools) -> list[Message]:
-    """Tool results apart from texts and images, in their order. What stands together is one message."""
+    """One message per tool result; neighbouring texts and images are one user message. The order of the blocks is kept."""
     messages: list[Message] = []
     parts: list[Part] = []
     for j, block in enumerate(content):
@@ -225,7 +225,7 @@ def _document(path: str, block: dict[str, Any], seen: SeenParts) -> list[str]:
 
 
 def _search_result(path: str, block: dict[str, Any], seen: SeenParts) -> list[str]:
-    """What a search of the client's found: where, in a text of its own, then the texts."""
+    """The texts of a search result of the client: title and source are the first text, then come the found texts."""
     named = [string(f"{path}.{key}", block.get(key)) for key in ("title", "source")]
     content = block.get("content")
     if not isinstance(content, list):

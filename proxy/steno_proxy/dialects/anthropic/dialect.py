@@ -115,7 +115,7 @@ def signature(turn_id: str) -> str:
 
 
 def _input(arguments: str) -> Any:
-    """As it was sampled if that is an object: a number written anew may be another one."""
+    """The arguments as sampled if they are a JSON object: encoding them again might change a number."""
     if not arguments or arguments.isspace():
         return {}
     try:
@@ -139,7 +139,7 @@ def _ended(choice: Choice, stops: Sequence[str]) -> dict[str, Any]:
 
 
 def _usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, Any]:
-    """`input_tokens` are those that were not read from the cache: the sum of the three is the prompt."""
+    """`input_tokens` counts the prompt tokens that were not read from the cache: the sum of the three fields is the prompt."""
     return {
         "input_tokens": prompt_tokens - cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -63,7 +63,7 @@ class OfferedTools:
         return name
 
     def change(self, path: str, block: dict[str, Any]) -> None:
-        """A block of CHANGES. Raises: BadRequest naming the field."""
+        """Apply a block that adds or removes a tool (its type is in CHANGES). Raises: BadRequest naming the field."""
         tool, adds = block.get("tool"), block["type"] == "tool_addition"
         path = f"{path}.tool"
         if not isinstance(tool, dict):

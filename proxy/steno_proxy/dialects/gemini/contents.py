@@ -77,15 +77,15 @@ class _OpenCalls:
         self._by_name: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
-        """How many were made."""
+        """How many calls the message has, answered ones included."""
         return len(self._calls)
 
     def add(self, call_id: str, name: str) -> None:
         self._calls.append((call_id, name))
 
     def answer(self, call_id: str, name: str) -> tuple[str, str] | None:
-        """(id, name) of the call that a result is of, which is open no more: the first of that id; without an id the first of
-        that name, else the first of all. None: there is none."""
+        """Close the call that a result answers. Returns its (id, name): the first open call with that id; without an id, the
+        first open one with that name, else the first open one. None: there is none."""
         if self._calls and not self._answered:
             self._sort()
         if call_id:
@@ -93,7 +93,7 @@ class _OpenCalls:
         return self._first(self._by_name.get(name)) or self._first(self._all)
 
     def _sort(self) -> None:
-        """The oldest last, so that it is taken off in no time."""
+        """Fill the lists with the oldest call last, so that `pop` takes it in constant time."""
         self._answered = bytearray(len(self._calls))
         self._all = list(range(len(self._calls) - 1, -1, -1))
         for place in self._all:

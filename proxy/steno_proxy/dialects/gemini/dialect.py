@@ -6,8 +6,8 @@ A stream is server-sent events (`alt=sse`) or one JSON array that grows. What th
     text after or between calls           comes before them: text streams, calls leave whole when the turn is on record (I3)
     thoughts                              shown only to those who ask (`thinkingConfig.includeThoughts`), recorded always
 
-Each chunk has a candidate with a part in it, the last one too: Google's own chat clients drop a turn from their history of which
-any chunk has none. A function call carries its id twice, as `id` and as `thoughtSignature`, which clients must send back.
+Each chunk has a candidate with a part in it, the last one too: if any chunk of a turn has none, Google's own chat clients drop
+the turn from their history. A function call carries its id twice, as `id` and as `thoughtSignature`, which clients send back.
 """
 
 from __future__ import annotations

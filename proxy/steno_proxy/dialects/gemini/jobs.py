@@ -31,7 +31,7 @@ _BESIDE_TOOLS = frozenset({"functionDeclarations", "function_declarations"})
 def tools_of(body: Fields, seen: SeenParts, *, complete: bool = True) -> tuple[list[Tool], str]:
     """The functions to choose from, and the canonical choice. Tools that only Google can run are dropped.
 
-    Args: complete: an answer is wanted: not all tools may be such.
+    Args: complete: an answer is wanted: then a request whose tools are all dropped is refused.
     Raises: BadRequest naming the field.
     """
     tools: list[Tool] = []

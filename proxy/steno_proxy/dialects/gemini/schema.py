@@ -25,12 +25,12 @@ _COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minL
 _LEFT_OUT = frozenset({"nullable", "propertyOrdering", "example"})
 _UNSPECIFIED = "TYPE_UNSPECIFIED"
 _SHOWN_CHARS = 80
-"""Of each name in the path that an error gives."""
+"""How many characters of each name the path in an error shows."""
 
 
 class _Where(NamedTuple):
-    """Where a schema stands: the name of its place, and what that is in. Written out only for an error: names are the
-    client's, of any length, and each of a million schemas below one would copy it."""
+    """Where a schema stands: its own name, and the place that contains it. The path is built only for an error: the client
+    chooses the names, of any length, and each of a million schemas inside one would copy its name."""
 
     name: str
     inside: _Where | None
@@ -45,7 +45,7 @@ class _Where(NamedTuple):
 
 
 def json_schema(given: Any, path: str) -> dict[str, Any]:
-    """Raises: BadRequest naming what of the schema is no schema."""
+    """The JSON Schema for a schema of Google's. Raises: BadRequest naming the part that is not valid."""
     return _schema(given, _Where(path, None))
 
 

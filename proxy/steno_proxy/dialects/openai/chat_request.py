@@ -103,7 +103,7 @@ def canonical(body: ChatBody) -> CanonicalRequest:
 
 
 def _only_tools(i: int, given: _Message, tools: ChatTools) -> bool:
-    """Takes the tools that a system message brings. Returns: whether it says nothing else. Of other roles they are unknown."""
+    """Add the tools that a system message brings. Returns: whether it has nothing else. In other roles `tools` is ignored."""
     if not given.tools or given.role not in ("system", "developer") or not are_tools(given.tools):
         return False
     tools.add(f"messages.{i}.tools", given.tools)

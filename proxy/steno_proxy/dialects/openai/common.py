@@ -25,7 +25,7 @@ KEEPALIVE = b": keepalive\n"
 """A comment line without an empty line after it: several SSE parsers take `comment + blank` for an (empty) event."""
 LEAST_LOGPROB = -9999.0
 MAX_ALLOWED_IDS = 1024
-"""Each turn's record has them twice."""
+"""The most `allowed_token_ids`: each turn's record has them twice."""
 MAX_BIASES, MAX_STOP_IDS = 1024, 128
 """vLLM's engine has room for so many."""
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 64, 256
@@ -102,7 +102,7 @@ def usage_wanted(body: SamplingBody) -> tuple[bool, bool]:
 
 
 def request_of(body: SamplingBody, dialect: str, job: Job) -> CanonicalRequest:
-    """What all that such a body asks for comes to, beside its job."""
+    """The canonical request of a body, with this job."""
     include_usage, usage_in_chunks = usage_wanted(body)
     return CanonicalRequest(
         dialect=dialect,
@@ -118,7 +118,7 @@ def request_of(body: SamplingBody, dialect: str, job: Job) -> CanonicalRequest:
 
 
 def template_kwargs_of(given: dict[str, Any] | None) -> dict[str, Any]:
-    """`chat_template_kwargs`. Raises: BadRequest: one says what fields of their own say, or goes on no wire."""
+    """`chat_template_kwargs`, checked. Raises: BadRequest: one has a request field of its own, or fails `check_wire`."""
     kwargs = dict(given or {})
     check_wire("chat_template_kwargs", kwargs)
     for name in (OPEN_END, CONTINUES):
@@ -312,7 +312,7 @@ def error_words(error: StenoError) -> str:
 
 
 def shown(logprob: float) -> float:
-    """An alternative that could not be drawn, as OpenAI writes it: JSON has no infinity."""
+    """A log-probability for JSON, which has no infinity: OpenAI's own lowest value for an alternative that can't be drawn."""
     return max(logprob, LEAST_LOGPROB)
 
 

@@ -29,14 +29,14 @@ _AT_ONCE = 1 << 14
 
 
 class TokenizeRequest(NamedTuple):
-    """frame: but for the stream's number. model: the name that the client asks for."""
+    """frame: for the worker, still without the stream's number. model: the name that the client asks for."""
 
     frame: Count
     model: str
 
 
 class TokenizeFormat(Protocol):
-    """One of the two."""
+    """What `Tokenize` and `Detokenize` have in common."""
 
     name: ClassVar[str]
 

@@ -32,8 +32,8 @@ _LOCAL = {"type": "local"}
 
 @dataclass(frozen=True)
 class ClientKind:
-    """One such tool. name: its type, and the function's name. prefix: of its items' ids. member: of an item, what was called.
-    function: what a model is offered, and what the member is made of. plain: what of a member the arguments need not say."""
+    """One such tool. name: its type, and the function's name. prefix: of its items' ids. member: the field of an item that holds
+    what was called. function: what a model is offered; it makes the member. plain: values of a member that arguments may omit."""
 
     name: str
     prefix: str
@@ -47,7 +47,7 @@ class ClientKind:
         return f"{self.name}_call"
 
     def tool(self, name: str) -> Tool:
-        """The function. Args: name: of it, where another tool has this one's."""
+        """The function. Args: name: the function's; another one than `self.name` if another tool has that name."""
         function = {"name": name, "description": self.description, "parameters": dict(self.function.schema)}
         return {"type": "function", "function": function}
 
@@ -70,7 +70,7 @@ class ClientKind:
         return item | {"status": "in_progress" if self.name == "apply_patch" and status == "incomplete" else status}
 
     def arguments(self, path: str, item: Json) -> str:
-        """Those of a call in a history. Raises: BadRequest naming the field."""
+        """The arguments of a call that a history contains. Raises: BadRequest naming the field."""
         sampled, made = item.get(ARGUMENTS), item.get(self.member)
         if isinstance(sampled, str):
             return sampled
@@ -124,13 +124,13 @@ def is_hosted(given: Json) -> bool:
 
 
 def check_item(path: str, kind: str) -> None:
-    """Raises: BadRequest: an item of a tool that can't be offered, without which the history would not be what it was."""
+    """Raises: BadRequest: the item is of a tool that can't be offered. Leaving it out would change the history."""
     if kind in _COMPUTER_CALLS:
         raise BadRequest(f"{path}.type: got {kind!r}: computer tools are not supported", field=f"{path}.type")
 
 
 def is_content(output: Any) -> bool:
-    """Whether an output is content, as a function's is, and no list of what commands wrote."""
+    """Whether an output is a list of content parts, as a function's output may be, and not a list of command outputs."""
     return isinstance(output, list) and any(
         isinstance(one, dict) and "type" in one and not any(name in one for name in _RESULTS) for one in output
     )

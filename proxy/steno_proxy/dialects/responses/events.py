@@ -104,7 +104,7 @@ class ResponsesWriter:
         return b"".join(out)
 
     def finish(self, choice: Choice) -> bytes:
-        """What ends the last item. One that said nothing has an empty message."""
+        """The events that end the last item. If no item is open, they are those of an empty message."""
         opened = b""
         if self._open is None:
             opened = self._open_message()
@@ -173,7 +173,7 @@ class ResponsesWriter:
         return self._added(item)
 
     def _argued(self, arguments: str) -> bytes:
-        """A piece of a call's arguments. Those of a tool that OpenAI defines are told when they are whole."""
+        """The events for a piece of a call's arguments; none yet for a tool that OpenAI defines: its call is sent whole."""
         if self._place.kind:
             self._texts.append(arguments)
             return b""

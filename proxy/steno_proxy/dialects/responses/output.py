@@ -104,7 +104,7 @@ def call_item(
 
 
 def items_of(request: ResponsesRequest, turn_id: str, choice: Choice) -> list[Item]:
-    """The output of a whole answer: reasoning, message, calls. One that said nothing has an empty message."""
+    """The output of a whole answer: reasoning, message, calls. An answer with none of them gets an empty message."""
     message, tools = choice.message, Tools(places=request.places)
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     items: list[Item] = []

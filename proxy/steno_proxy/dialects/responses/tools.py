@@ -69,11 +69,11 @@ class Tools:
     first_dropped: str = ""
 
     def place(self, function: str) -> ClientTool:
-        """What the client calls this function; one that there is not is called as the model called it."""
+        """What the client calls this function. An unknown function keeps the name that the model used."""
         return self.places.get(function) or ClientTool("", function)
 
     def function(self, place: ClientTool) -> str:
-        """The model's name for what a client calls so, also when the tool is no longer offered."""
+        """The model's name for a tool that the client calls by `place`, also when the tool is no longer offered."""
         joined = name = joined_name(place)
         if not self.places:
             return joined

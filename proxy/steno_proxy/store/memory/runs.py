@@ -18,7 +18,7 @@ from steno_proxy.store.runs.interface import GrantedLeases, GroupsInHand, LeaseW
 from steno_proxy.store.runs.settlement import EndedTrial, Tokens
 
 LOOK_S = 60.0
-"""Between two looks at what need not be remembered any more."""
+"""Seconds between two removals of old entries from `taken`."""
 
 
 class MemoryRun(RunAccount):
@@ -26,13 +26,13 @@ class MemoryRun(RunAccount):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requested: dict[str, float] = {}  # until when they are remembered
+        self.requested: dict[str, float] = {}  # request id -> until when its answer is remembered
         self.newest_at: float | None = None
         self.steps: dict[int, TrainingStep] = {}
         self._looked_at = 0.0
 
     def forget_old(self, now: float) -> None:
-        """What need not be remembered any more."""
+        """Forget the requests, and from time to time the entries of `taken`, that are past their time."""
         for asked in [asked for asked, until in self.requested.items() if until <= now]:
             del self.requested[asked], self.requests[asked]
         if now >= self._looked_at + LOOK_S:

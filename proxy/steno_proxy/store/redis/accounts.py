@@ -28,7 +28,7 @@ _CHUNK = 256
 
 
 class SettledSession(NamedTuple):
-    """A session that was accounted for, as it was then."""
+    """A session that was settled: its head at that time, and its run."""
 
     head: Head
     run_id: str | None
@@ -43,7 +43,7 @@ class RedisAccounts:
         self._seal, self._booked = Script("seal"), Script("booked")
 
     async def settle(self, trial_id: str, now: float) -> SettledSession | None:
-        """Steps 2 to 4. Idempotent. None: nothing that anybody accounts for, or still open."""
+        """Steps 2 to 4. Idempotent. None: the session is open, is not there, or is in no group and no run."""
         keys = trial_keys(trial_id)
         fields, doc = await self._link.ask(("HGETALL", keys.session), ("GET", keys.doc))
         if not fields or doc is None:

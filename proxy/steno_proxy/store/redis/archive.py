@@ -65,7 +65,7 @@ class RedisArchive:
         return await self._run("commit", *[part for t, place in places.items() for part in (t, place.encode())])
 
     async def places(self, trial_ids: Sequence[str]) -> dict[str, ArchivePlace]:
-        """Of those that are in the archive."""
+        """The places of those of these trials that are in the archive."""
         if not trial_ids:
             return {}
         [found] = await self._link.ask(("HMGET", ARCHIVED, *trial_ids))
@@ -92,7 +92,7 @@ class RedisArchive:
         await self._link.write("SREM", BLANKS, *(place.encode() for place in places))
 
     async def status(self, trial_id: str) -> str | None:
-        """Of the session in Redis, also of a tombstone (`deleted`); None: there is neither."""
+        """The status of the session in Redis; `deleted` for a tombstone; None: there is neither."""
         [found] = await self._link.ask(("HGET", trial_keys(trial_id).session, "status"))
         return found.decode() if found is not None else None
 
@@ -101,7 +101,7 @@ class RedisArchive:
         return found.decode()
 
     async def leave(self, trial_id: str, state: str) -> bool:
-        """Whether it has left."""
+        """Remove a session from Redis if its state is still this one. Returns: whether it has left."""
         keys = [*trial_keys(trial_id), *side_keys(trial_id)]
         return bool(await self._link.run(self._leave, keys, [state]) == b"left")
 

@@ -13,7 +13,7 @@ KEPT_BYTES, KEPT_TURNS = 16 << 20, 5_000
 """Packed bytes, and turns, of all that is kept: a turn takes some 10 KB of memory, or three times its packed bytes. The session
 that was read last is kept in any case."""
 KEPT_S = 30.0
-"""After the last page that was asked for."""
+"""Seconds that a session is kept after a page of it was asked for."""
 
 
 class ArchivedTurns:
@@ -24,7 +24,7 @@ class ArchivedTurns:
         self._kept: OrderedDict[ArchivePlace, tuple[list[Turn], asyncio.TimerHandle]] = OrderedDict()
 
     async def page(self, trial_id: str, place: ArchivePlace, start: int, limit: int) -> list[Turn]:
-        """Whoever asks may change what it is given: it goes on with a fork's, say. Raises: ArchiveUnreadable."""
+        """A page of a session's turns: copies, which the caller may change, for a fork, say. Raises: ArchiveUnreadable."""
         turns = self._let_go(place)
         if turns is None:
             _, turns = await self._shelf.read(trial_id, place)

@@ -70,7 +70,7 @@ class RedisDepartures:
                 await self._delete_archived(trial_id, place, now=now, tombstone_s=tombstone_s)
 
     async def _delete_archived(self, trial_id: str, place: ArchivePlace, *, now: float, tombstone_s: float) -> None:
-        """Nobody finds it any more; its bytes are overwritten in the next round of whoever archives."""
+        """Delete an archived session: it can't be found any more, and the next round of the archiver overwrites its bytes."""
         [found] = await self._shelf.heads([(trial_id, place)])
         session = found if isinstance(found, Session) else None  # also one that can't be read may be deleted
         [member] = (await self._index.announce([trial_id], session.group_id if session else None)).values()
@@ -141,7 +141,7 @@ class RedisDepartures:
         return state
 
     async def _look_again(self, trial_id: str) -> None:
-        """The index is behind: the session has gone, say, and whoever took it away was cut short."""
+        """Correct the index, which is behind: the session has gone, say, and the call that removed it was cut short."""
         place = None
         if await self._archive.status(trial_id) is None:
             place = (await self._archive.places([trial_id])).get(trial_id)

@@ -363,7 +363,7 @@ class RedisStore(RedisRecordings):
         return session
 
     async def add_marks(self, trial_id: str, marks: Sequence[str]) -> None:
-        """Of a session that has ended, announced: lists find it by them."""
+        """If the session has ended, the change is announced first: lists find ended sessions by their marks."""
         if await self._marked(trial_id, marks, announced=False) is not None:
             return
         members = await self._index.announce([trial_id])

@@ -193,7 +193,7 @@ class ContainerEngine:
         return found
 
     async def remove(self, identities: Collection[str]) -> None:
-        """End and remove them. Whoever is gone already is as it should be. Raises: EngineError: one of them is left."""
+        """End and remove containers. One that is gone already is no error. Raises: EngineError: one of them is left."""
         left, why = list(identities), ""
         for _ in range(REMOVALS):
             for identity in list(left):

@@ -15,7 +15,7 @@ from steno_rollouts.trials.containers.engine import LAUNCHER
 
 @dataclass(frozen=True)
 class Launcher:
-    """A process: where its number means something (machine since its boot, namespace), the number, and when it began."""
+    """A launcher's process. place: machine since its boot, and PID namespace, in which `pid` is unique. began: its start."""
 
     place: str
     pid: int

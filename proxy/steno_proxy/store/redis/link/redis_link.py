@@ -245,9 +245,9 @@ class RedisLink:
             await pool.disconnect(inuse_connections=False)
 
     async def _find_anew(self, client: Any, error: Exception) -> None:
-        """If no node of the cluster is where it was, what comes next asks the nodes of the URL. redis-py has replaced their names
-        by the addresses that the cluster told, and all of these may have changed (pods that were made anew). Where these do not
-        even refuse, the time is over before all were asked, and the client has no default node then."""
+        """Drop the client if it finds no node of the cluster: the next call asks the nodes of the URL. redis-py has replaced
+        their names by addresses that the cluster told, and all of these may have changed (pods that were made anew). If these do
+        not even refuse a connection, the time is over before all were asked, and the client then has no default node."""
         lost = isinstance(error, RedisClusterException) or client.get_default_node() is None
         if not lost or self._client is not client:
             return

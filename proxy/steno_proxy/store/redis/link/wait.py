@@ -19,11 +19,11 @@ from redis.exceptions import AskError, ConnectionError, RedisError, TimeoutError
 from steno_proxy.store.redis.schema import WAITED, waited_key
 
 MARK_MS = 1000
-"""How long the mark is kept. It says nothing to anybody."""
+"""How long the mark is kept. It holds no data."""
 _MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], '', 'PX', ARGV[1])"
 """A script, since a full Redis refuses SET, and what makes room there is waited for as well."""
 ATTEMPTS = 3
-"""A dead connection, then a slot that has moved; what is said twice changes nothing more."""
+"""Enough for a dead connection and then a slot that has moved. A repeated write changes nothing."""
 
 
 class NotReplicated(RedisError):
@@ -31,19 +31,18 @@ class NotReplicated(RedisError):
 
 
 class ReplicaWait(NamedTuple):
-    """How each write waits for replicas. replicas: how many must have each write. timeout_s: for as long as that is waited
-    for."""
+    """How each write waits for replicas. replicas: how many must have each write. timeout_s: the longest wait for them."""
 
     replicas: int
     timeout_s: float
 
     def commands(self, key: str | None = None) -> list[tuple[Any, ...]]:
-        """What follows the writes. key: one of theirs, in a cluster: the mark goes to its slot."""
+        """The commands to send after the writes. key: in a cluster, the key of a write: the mark goes to its slot."""
         mark = WAITED if key is None else waited_key(key)
         return [("EVAL", _MARK, 1, mark, MARK_MS), ("WAIT", self.replicas, max(1, round(self.timeout_s * 1000)))]
 
     def short_of(self, replies: Sequence[Any]) -> NotReplicated | None:
-        """Whether the replies, which end with those to `commands`, say too little."""
+        """The error if too few replicas have the writes, else None. The last replies are those to `commands`."""
         marked, have = replies[-2:]
         for reply in (marked, have):
             if isinstance(reply, Exception):

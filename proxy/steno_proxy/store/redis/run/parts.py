@@ -190,7 +190,7 @@ class ReadHash(MutableMapping[str, T]):
         self.put[name] = None
 
     def pop(self, name: str, default: Any = None) -> Any:
-        """Whatever it was."""
+        """Remove an entry without reading it; returns None."""
         self.put[name] = None
 
     def __iter__(self) -> Iterator[str]:

@@ -90,8 +90,8 @@ class Fleet:
         await asyncio.shield(self._begun)
 
     async def clear(self, trial_id: str, *, wait: bool) -> list[str]:
-        """End the pods of a trial: those of these rollouts, or with `wait` all, and wait until they are gone: for who has claimed
-        the trial. Returns: with `wait`, pods that are not gone after `gone_s`: their node may be lost. Raises: PodsError."""
+        """End the pods of a trial that are these rollouts' own; with `wait` (they have claimed the trial), end all and wait until
+        they are gone. Returns: with `wait`, pods that are not gone after `gone_s`: their node may be lost. Raises: PodsError."""
         await self.begun()
         found = await self._ask("clear", trial=trial_id, wait_s=self._gone_s if wait else None)
         left: list[str] = found["left"]
@@ -150,7 +150,7 @@ class Fleet:
         told = (
             weakref.WeakMethod(self._heard),
             weakref.WeakMethod(self._lost),
-        )  # or this would live as long as the process
+        )  # weak: else the thread would keep this object as long as the process lives
         threading.Thread(target=_listen, args=(process, loop, *told), daemon=True).start()
 
     @property

@@ -102,7 +102,7 @@ class Api:
         return read
 
     async def delete_pod(self, name: str, uid: str | None = None) -> None:
-        """uid: of this one alone. Nothing where there is none. Raises: ApiRefused, ApiUnavailable."""
+        """Delete a pod; with `uid`, only the pod of that uid. No error if it is gone. Raises: ApiRefused, ApiUnavailable."""
         body: Manifest = {"preconditions": {"uid": uid}} if uid else {}
         with contextlib.suppress(NotThere, Changed):  # it is another pod by now
             await self._call(
@@ -142,7 +142,9 @@ class Api:
         return found.get("items") or []
 
     async def delete_lease(self, name: str, seen: Manifest | None = None) -> None:
-        """seen: its `metadata`: as it was then. Nothing where there is none. Raises: Changed, ApiRefused, ApiUnavailable."""
+        """Delete a lease. seen: its `metadata`; only if it has not changed since. No error if it is gone.
+
+        Raises: Changed, ApiRefused, ApiUnavailable."""
         body = {"preconditions": {key: seen[key] for key in ("uid", "resourceVersion")}} if seen else None
         with contextlib.suppress(NotThere):
             await self._call(

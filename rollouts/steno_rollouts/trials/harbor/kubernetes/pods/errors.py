@@ -28,7 +28,7 @@ class PodOutOfMemory(PodError):
 
 
 class PodEnded(PodError):
-    """The process that keeps it ended, which only what runs in it does."""
+    """The main process of its container ended. Only a process inside the pod can have ended it."""
 
 
 class PodGone(PodError):

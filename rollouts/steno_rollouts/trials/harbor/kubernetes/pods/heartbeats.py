@@ -1,4 +1,4 @@
-"""Which launchers are heard of no more. Values in, values out."""
+"""Finds launchers that renew their leases no more. Values in, values out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ RENEWED = 3
 
 
 class Heartbeats:
-    """Looks are counted, and no time: while a cluster can't be asked, nobody renews."""
+    """Counts looks at the leases, not seconds: while the cluster can't be asked, no launcher can renew its lease."""
 
     def __init__(self) -> None:
         self._heard: dict[str, tuple[str, int]] = {}
 
     def gone(self, versions: Mapping[str, str]) -> list[str]:
-        """Launchers of which nothing new was seen for a whole lease. Args: versions: of the lease of each; "": it has none."""
+        """Launchers whose lease was not renewed for as long as it lasts. Args: versions: of each one's lease; "": it has none."""
         heard = {}
         for launcher, version in versions.items():
             earlier, looks = self._heard.get(launcher, (version, -1))
@@ -26,5 +26,5 @@ class Heartbeats:
         return [launcher for launcher, (_, looks) in heard.items() if looks > RENEWED]
 
     def forget(self) -> None:
-        """A look failed."""
+        """Begin to count anew: a look at the leases failed."""
         self._heard.clear()

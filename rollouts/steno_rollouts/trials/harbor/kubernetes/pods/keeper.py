@@ -209,7 +209,7 @@ class Keeper:
         else:
             self._seen[name] = pod
         if earlier is not None and (earlier == state or earlier.error is not None):
-            return  # what a pod ended by is what was seen first
+            return  # the first error that was seen is the one that ended the pod
         self._written[name], self._trials[name] = state, pod["metadata"]["labels"][TRIAL]
         partial = self._folder / f".{name}"
         partial.write_text(json.dumps(state.json()))
@@ -228,7 +228,7 @@ class Keeper:
 
 
 def _own_stdin() -> FileIO:
-    """What is asked here, out of reach of programs that are started: one that gives credentials has this process's stdin."""
+    """The pipe with the requests, moved away from stdin: a program that gives credentials inherits stdin and could read it."""
     mine = FileIO(os.dup(sys.stdin.fileno()))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())

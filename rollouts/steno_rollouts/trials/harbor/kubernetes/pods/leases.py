@@ -1,4 +1,4 @@
-"""That a launcher lives: a Lease of its own in the namespace, which its keeper renews."""
+"""The Lease that says that a launcher lives: one per launcher in the namespace, renewed by its keeper."""
 
 from __future__ import annotations
 
