@@ -82,7 +82,7 @@ def read_group(
 
 
 def _in_no_sample(tokens: int, unreadable: Sequence[UnreadableTurn]) -> Counter[str]:
-    """Of a trial's sampled tokens, those that no sample holds: of turns that can't be read, and of superseded ones that nothing
-    was gone on from."""
+    """By reason, the sampled tokens of a trial that no sample holds: those of turns that can't be read, and of superseded turns
+    that no later turn continues."""
     damaged = min(tokens, sum(turn.completion_tokens for turn in unreadable))
     return +Counter(unreadable=damaged, superseded=tokens - damaged)

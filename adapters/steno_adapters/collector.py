@@ -314,7 +314,7 @@ class Collector:
         )
 
     def _let_go(self, lease_ids: list[str]) -> None:
-        """Give back what can be; the rest runs out."""
+        """Release these leases; a lease that can't be released runs out."""
         with self._lock:
             for lease_id in lease_ids:
                 self._held.pop(lease_id, None)

@@ -174,12 +174,12 @@ def _written(folder: Path, tensors: Weights) -> Manifest:
 
 
 def _digest(manifest: Manifest) -> str:
-    """Of its files: other weights under one version have a folder of their own, since workers may still read the first ones."""
+    """A digest of its files, for the folder's name: workers may still read other weights that had the same version."""
     return blake2b("".join(shard.digest for shard in manifest.shards).encode(), digest_size=8).hexdigest()
 
 
 def _moved(manifest: Manifest, scratch: Path, here: Path) -> tuple[Path, bool]:
-    """Its files, from `scratch` to `here`; those that are there already, and whole, stay. Returns: `here`; whether it is new."""
+    """Move its files from `scratch` to `here`; files that are there, and whole, stay. Returns: `here`; whether it is new."""
     is_new = not here.exists()
     here.mkdir(exist_ok=True)
     for shard in manifest.shards:

@@ -25,7 +25,8 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Need(NamedTuple):
-    """What a setting needs to do anything. words: that, for people. by: the settings that decide it; all are told."""
+    """What the setting `field` needs to have an effect. words: the need, as messages say it. by: the settings that decide whether
+    it is met; messages show the values of all of them."""
 
     field: str
     words: str
@@ -38,7 +39,7 @@ _OF_RATIOS = ("mini_batches", "epochs", "proximal")
 
 
 def _ratios_differ(settings: Any) -> bool:
-    """Whether a token's ratio can be other than 1: else the proximal policy is the one in training."""
+    """Whether a token's ratio can be other than 1. If not, the proximal policy is the policy in training."""
     return bool(settings.epochs * settings.mini_batches > 1 or settings.proximal == "sampler")
 
 
@@ -63,7 +64,7 @@ NEEDS = (
         "overlong_penalty_factor", "overlong_max_tokens", ("overlong_max_tokens",),
         lambda s: s.overlong_max_tokens is not None,
     ),
-    # `off` is what holds with `sampler` anyway.
+    # `off` is accepted: with `sampler` nothing is corrected anyway.
     Need("mismatch", "proximal: trainer", ("proximal",), lambda s: s.mismatch == "off" or s.proximal == "trainer"),
     Need("mismatch_low", "mismatch: masked", ("mismatch",), lambda s: s.mismatch == "masked"),
     *(
@@ -89,7 +90,7 @@ IDLE = tuple(
     Need(field, _RATIOS, _OF_RATIOS, lambda s: _ratios_differ(s) or s.objective not in REGISTRY)
     for field in ("clip_low", "clip_high", "dual_clip")
 )
-"""What is warned of and not refused: recipes set bounds of clipping also where every ratio is 1."""
+"""Settings that are warned of, not refused, if they have no effect: recipes set clipping bounds even if every ratio is 1."""
 
 
 class TrainerSettings(Settings):
@@ -362,21 +363,21 @@ class TrainerSettings(Settings):
             )
 
     def check_needs(self, needs: Iterable[Need]) -> None:
-        """Raises: ConfigError: names the first setting that would do nothing. One that is as by default is in nobody's way."""
+        """Raises: ConfigError: names the first setting that would have no effect. A setting at its default is accepted."""
         for need, seen in self._unmet(needs):
             raise ConfigError(
                 f"{need.field}: got {self._shown(need.field)}, needs {need.words}; {seen}", field=need.field
             )
 
     def idle(self) -> list[str]:
-        """Of each setting that is taken and has no effect, what an operator should know."""
+        """Warnings for the operator: one for each setting of `IDLE` that is set and has no effect."""
         return [
             f"{need.field}: got {self._shown(need.field)}, has no effect without {need.words}; {seen}"
             for need, seen in self._unmet(IDLE)
         ]
 
     def _unmet(self, needs: Iterable[Need]) -> Iterator[tuple[Need, str]]:
-        """With the values that decide it."""
+        """Yields each need that is not met by a setting other than its default, and the values that decide it."""
         for need in needs:
             default = type(self).model_fields[need.field].get_default(call_default_factory=True)
             if getattr(self, need.field) != default and not need.met(self):

@@ -3,7 +3,7 @@
     StenoError
     └── TrainerError
         ├── LedgerImbalance   tokens appeared or vanished (I4)
-        ├── BadPlan           a packing plan that is not one of these items, or that ranks can't run in lockstep
+        ├── BadPlan           a packing plan of other samples, or one that ranks can't run in lockstep
         ├── BadBatch          tensors, rewards or versions that contradict each other
         ├── WeightsUnavailable  tensors of a model that can't be sent as what they are
         ├── CopyFailed        a full copy of the weights that some rank could not write, or a version that has another copy

@@ -154,17 +154,17 @@ class RunSettings(TrainerSettings):
 
     @property
     def is_offline(self) -> bool:
-        """Whether nothing is sampled by the weights in training: they are pushed to nobody."""
+        """Whether the weights in training sample nothing: they are not pushed to workers."""
         return self.offline or self.records is not None
 
     @property
     def staleness_bound(self) -> int | None:
-        """Steps; None: whatever the records are of."""
+        """In steps. None: offline, where samples of any version are trained."""
         return None if self.is_offline else self.max_staleness_steps
 
     @property
     def probe_precision(self) -> str:
-        """The least that workers may compute in: what is trained in, or what is sent."""
+        """The lowest precision that workers may compute in: the lower one of `precision` and `send_dtype`."""
         return "bfloat16" if "bfloat16" in (self.precision, self.send_dtype) else "float32"
 
     def check(self) -> None:

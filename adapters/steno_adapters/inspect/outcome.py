@@ -20,12 +20,15 @@ class ScoredValue(Protocol):
 
 
 def outcome(error: str | None, scores: Mapping[str, ScoredValue], chosen: str | None) -> Completion:
-    """Args: error: of a sample that failed: it is not scored. chosen: `SCORER` or `SCORER/KEY`; None: the only one there is."""
+    """The sample's reward, or why it has none, as the completion of its trial.
+
+    Args: error: of a sample that failed: it is not scored. chosen: `SCORER` or `SCORER/KEY`; None: the only one there is.
+    """
     if error is not None:
         return Completion(status="aborted", end_reason=_line(f"sample_error: {error}"))
     values = dict(_values(scores))
     numbers = {name: number for name, value in values.items() if math.isfinite(number := _number(value))}
-    # Texts are not chosen for what they say: in another sample of the task they may be no numbers, or the only ones.
+    # A text other than Inspect's grades is not chosen by itself: in another sample it may be no number, or the only one.
     graded = {name: numbers[name] for name in numbers if not isinstance(values[name], str) or values[name] in _WORTH}
     name = chosen or _only(graded) or _only(values)
     if name in numbers:
@@ -53,7 +56,7 @@ def _only(names: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> float:
-    """As Inspect counts it for its metrics, but what it can't read is no number, instead of 0."""
+    """The number that Inspect takes for its metrics; NaN for what Inspect can't read and takes as 0."""
     if not isinstance(value, str):
         return float(value) if isinstance(value, bool | int | float) else math.nan
     worth = _WORTH.get(value, _SAID.get(value.lower()))

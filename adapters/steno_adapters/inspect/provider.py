@@ -120,14 +120,14 @@ class InspectTrials(Hooks):
         await _end_rest(data.eval_id)
 
     async def on_run_end(self, data: RunEnd) -> None:
-        """Of a task that failed or was cancelled Inspect says no end."""
+        """End the rest of the run's tasks: Inspect reports no end of a task that failed or was cancelled."""
         for eval_id in [each for each, found in EVALS.items() if found.run_id == data.run_id]:
             await _end_rest(eval_id)
 
 
 async def _end_rest(eval_id: str) -> None:
-    """Trials that nobody played, or whose samples were cancelled: a trainer would wait for them. At Ctrl-C this is cancelled too,
-    and called again."""
+    """End the trials that were not played, or whose samples were cancelled: a trainer would wait for them. At Ctrl-C this call is
+    cancelled too, and made again."""
     trials = EVALS[eval_id].trials
     for trial_id, model in trials.items():
         if model is None:

@@ -22,7 +22,7 @@ class TrialModel(Protocol):
 
 @dataclass
 class InspectSample:
-    """A sample in one epoch. trial: once the model has been asked; api: what asks it at the trial's address."""
+    """A sample in one epoch. trial: None until the first call of the model. api: the model's API at the trial's address."""
 
     eval_id: str
     task: str
@@ -37,7 +37,7 @@ class InspectSample:
 
 @dataclass
 class InspectEval:
-    """A task that runs. run_id: Inspect's. trials: who registered each; None: it has ended."""
+    """A task that runs. run_id: Inspect's. trials: trial id -> the model that registered it; None: the trial has ended."""
 
     run_id: str
     task: str

@@ -20,7 +20,7 @@ class QueuedRow(NamedTuple):
 
 
 class FreshRows(queue.Queue[Any]):
-    """TRL drops what is too old by itself, without saying whose rows they were: so nothing leaves here that it would drop.
+    """Gives TRL no row that TRL would drop as too old, since TRL does not say whose rows it drops.
 
     Args: take: what becomes of a row whose turn has come; None: it is dropped.
     """

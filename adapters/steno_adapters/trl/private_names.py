@@ -1,4 +1,4 @@
-"""What of TRL has no public name, each in one place: an upgrade that renames one is an error here, and
+"""All private names of TRL that are used here: an upgrade of TRL that renames one raises an error here, and
 `tests/integration/trl/test_private_names.py` says so before a run does."""
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ PARAMETERS = "_iter_vllm_named_params"
 
 
 def rows_of_step(trainer: Any) -> int:
-    """Raises: AttributeError: TRL has no such name any more."""
+    """The number that `ROWS` has. Raises: AttributeError: TRL has no such name any more."""
     rows: float = getattr(trainer, ROWS)
     return round(rows)
 
 
 def count_groups_before(trainer: Any, groups: int) -> None:
-    """Raises: AttributeError, as `rows_of_step`."""
+    """Set `GROUPS_BEFORE`. Raises: AttributeError, as `rows_of_step`."""
     getattr(trainer, GROUPS_BEFORE)
     setattr(trainer, GROUPS_BEFORE, groups)
 
 
 def checkpoint_parameters(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
-    """Raises: AttributeError, as `rows_of_step`."""
+    """What `PARAMETERS` yields for the model. Raises: AttributeError, as `rows_of_step`."""
     found: Iterator[tuple[str, nn.Parameter]] = getattr(async_grpo_trainer, PARAMETERS)(model)
     return found

@@ -1,5 +1,5 @@
-"""What TRL asks of its own rollouts, which nothing here reads: it is refused with the words that say who decides instead.
-Pure; no TRL."""
+"""Settings of TRL's own rollouts, which nothing here reads: values other than the default are refused, with a message that says
+what decides instead. Pure; no TRL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAYED = {
     "tools": "the agent has its own",
     "environment_factory": "the agent has its own",
 }
-"""By the name in the config, or among the trainer's arguments."""
+"""Field of the config, or argument of the trainer -> what decides instead."""
 UNUSED_BY_ASYNC = _PLAYED | {
     "num_generations": "`n` decides, or whoever rolls out elsewhere",
     "max_completion_length": "the Limits of the trials decide (max_tokens), and token_budget",
@@ -28,9 +28,9 @@ UNUSED_BY_ASYNC = _PLAYED | {
     "reward_funcs": "a trial's reward is the one on record",
 }
 UNUSED_BY_PROMPTS = _PLAYED | {"generation_kwargs": _SAMPLING}
-"""TRL's loss reads `max_completion_length`, for `loss_type` dr_grpo."""
+"""Without `max_completion_length`: TRL's loss reads it, for `loss_type` dr_grpo."""
 _OFF = {"min_p": 0.0, "top_k": -1}
-"""Beside the defaults: other ways to say none."""
+"""Values that are accepted besides the default: they switch the setting off, too."""
 
 
 def check_unused(unused: Mapping[str, str], args: Any, options: Mapping[str, Any], n: int | None = None) -> None:

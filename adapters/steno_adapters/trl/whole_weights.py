@@ -109,7 +109,7 @@ def _beside_trls(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _buffers(base: Any, added: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Those that are persistent, under the model's own names. added: paths of the adapter's layers."""
+    """Yields the persistent buffers, under the model's own names. added: paths of the adapter's layers."""
     for name, buffer in base.state_dict(keep_vars=True).items():
         layer = next((path for path in added if name.startswith(path)), "")
         rest = name.removeprefix(layer)

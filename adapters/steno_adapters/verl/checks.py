@@ -13,11 +13,11 @@ SEVERAL_ROWS = ("grpo", "gae")
 """Estimators that give each session one advantage however many rows it has, or each row its own. The others would count a session
 once for each of its rows."""
 MEANS_OF_ROWS = {"loss_agg_mode": ("seq-mean-token-mean",), "policy_loss.loss_mode": ("sapo", "geo_mean")}
-"""Of the actor: what takes a mean over the tokens of each row and adds these up, so that a trial with two rows weighs twice. The
+"""Settings of the actor whose losses add up a mean over each row's tokens, so that a trial with two rows weighs twice. The
 sums of `seq-mean-token-sum` are divided by a number of rows that the configuration says, and weigh each token the same."""
 FILTERS = ("reward", "steno_turns")
-"""What verl can filter groups by: a row has its trial's reward, and this. `steno_failed` is 0 in each row that is trained: verl
-would take no group, and play for ever."""
+"""Metrics that verl can filter groups by. `steno_failed` is none of them: it is 0 in each trained row, so verl would accept no
+group, and sample for ever."""
 ROLLOUT = "actor_rollout_ref.rollout"
 
 

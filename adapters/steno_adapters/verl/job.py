@@ -61,7 +61,7 @@ class JobActor:
 
 
 def job(name: str, run: str | None, proxy: str, key: str | None, worker_key: str | None) -> Any:
-    """The handle of this job's actor, which is made by whoever asks first, and ends with that process."""
+    """The handle of this job's actor. The first process that asks makes the actor, and the actor ends with that process."""
     return (
         ray.remote(JobActor)
         .options(name=ACTOR, get_if_exists=True, num_cpus=0, max_concurrency=8)

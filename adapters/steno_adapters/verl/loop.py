@@ -25,7 +25,7 @@ from steno_adapters.verl.settings import VerlSettings
 log = logging.getLogger(__name__)
 _groups = PromptGroups()
 _host: asyncio.Task[AgentHost] | None = None
-"""Both of this process: verl makes an object of the class below for each session."""
+"""`_groups` and `_host` are the whole process': verl makes a `RemoteAgentLoop` for each session."""
 
 
 class TrialFailed(StenoError):

@@ -51,7 +51,7 @@ LATEST, STATE, WRITING = "latest", "state.msgpack", ".writing-"
 _CONFIGURATION = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Files of a model directory that go with its weights: configuration, tokenizer, chat template, code."""
 _TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json", "*.model")
-"""Of these, one is there if there is a tokenizer."""
+"""A model with a tokenizer has at least one of these files."""
 
 
 class RunState(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class RunState(msgspec.Struct, frozen=True):
         cls, run_id: str, history: VersionHistory, ledger: Ledger, trained_groups: set[str],
         named_models: tuple[str, ...] | None = None, acknowledged: Mapping[str, float] = MappingProxyType({}),
     ) -> RunState:  # fmt: skip
-        """trained_groups, acknowledged: read in this order, since a group may become the other one meanwhile."""
+        """Reads trained_groups before acknowledged: a group that moves from the first to the second meanwhile is in the state."""
         path = tuple((version.lineage, version.step) for version in history.path)
         trained = tuple(sorted(trained_groups))
         return cls(run_id, path, ledger.to_bytes(), trained, named_models, dict(acknowledged))
@@ -97,15 +97,15 @@ class _CheckpointRecord(msgspec.Struct, frozen=True):
     steps_done: int
     run: RunState
     adapter: str = NO_ADAPTER
-    """What is trained of the model: how the adapter is made, and of which weights of the model, which are not in here."""
+    """The adapter that is trained: its shape, and a fingerprint of the frozen weights, which are not in here."""
     model: str = ""
-    """The setting, for messages: it may name another folder with the same weights now."""
+    """The setting `model`, for messages: a resumed run may name another folder with the same weights."""
     begun_from: str = ""
-    """Of the weights that `model` named (`frozen.begun_from`). "": an adapter is trained, or a release before wrote this."""
+    """The fingerprint of `model`'s weights (`frozen.begun_from`). "": an adapter is trained, or an older release wrote this."""
 
 
 class Checkpoints:
-    """Of one run. All methods are collectives but `newest`; all ranks see the same folder."""
+    """The checkpoints of one run. All public methods but `newest` are collectives; all ranks see the same folder."""
 
     def __init__(self, root: Path, stepper: Stepper, *, keep: int = 2, lineages: Lineages | None = None) -> None:
         self.root = root
@@ -189,7 +189,7 @@ class Checkpoints:
     def resume(self, run_id: str) -> RunState | None:
         """Go on from the newest checkpoint: weights, optimizer, random numbers, steps. None: there is none, nothing was changed.
 
-        Random numbers of ranks that there were not are those of a new start.
+        A rank that the saved run did not have keeps the random state of a new start.
 
         Raises: BadCheckpoint: not whole, of another run, precision or model, or of a release before and of another number of
             ranks: it says which.
@@ -293,7 +293,7 @@ class Checkpoints:
         self._sweep()
 
     def _doom(self, old: Path) -> None:
-        """All of it at once, so that nobody takes half of one for a whole one. `_sweep` removes it."""
+        """Rename the whole folder at once, so that half a checkpoint is never taken for a whole one. `_sweep` removes it."""
         old.rename(self.root / f"{WRITING}old-{old.name}-{uuid.uuid4().hex[:8]}")
 
     def _sweep(self) -> None:
@@ -348,7 +348,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _sync_files(folder: Path, *, only: int, of: int) -> None:
-    """This rank's share of the files; the work of a large model's checkpoint is in here."""
+    """Sync this rank's share of the files: most of the work of a large model's checkpoint."""
     for number, path in enumerate(_files(folder)):
         if number % of == only:
             with path.open("rb") as file:

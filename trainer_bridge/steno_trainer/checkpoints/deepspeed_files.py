@@ -1,7 +1,7 @@
 """Checkpoints that DeepSpeed wrote itself (format 2), read without running what is in them.
 
-DeepSpeed reads its files with `torch.load(weights_only=False)`: a file of a checkpoint folder could be a program. torch has a
-switch for whoever can't change the call, and a list of the classes that may be made nevertheless.
+DeepSpeed reads its files with `torch.load(weights_only=False)`: a file of a checkpoint folder could be a program. torch has an
+environment variable for code that can't change the call, and a list of the classes that are allowed nevertheless.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load_engine(engine: Any, folder: Path, tag: str) -> None:
 
 @contextlib.contextmanager
 def only_tensors() -> Iterator[None]:
-    """`torch.load` makes tensors, plain values and the classes that DeepSpeed saves, and nothing else, whatever it is told."""
+    """In this context `torch.load` makes only tensors, plain values and classes that DeepSpeed saves, whatever its arguments."""
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
@@ -52,7 +52,7 @@ def only_tensors() -> Iterator[None]:
 
 
 def _member(kind: Any, name: str) -> Enum:
-    """Of an enumeration, in the place of getattr: earlier releases of Python 3.11 (Debian 12 has one) pickle members by it."""
+    """Stands in for getattr, by which early releases of Python 3.11 (Debian 12 has one) pickle members of an enumeration."""
     if not isinstance(kind, type) or not issubclass(kind, Enum) or name not in kind.__members__:
         raise pickle.UnpicklingError(f"getattr({kind!r}, {name!r}) is not a member of an enumeration")
     return kind[name]

@@ -17,11 +17,12 @@ from steno_trainer.weights.adapters import NAME, adapted_layers
 NO_ADAPTER = "none"
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_A_TIME = 1 << 18
-"""Words, since torch adds them up in a copy of eight bytes each."""
+"""Words that are added up in one call: torch first copies them to eight bytes each."""
 
 
 def adapter_of(engine: PolicyEngine) -> str:
-    """In words; `NO_ADAPTER`. A collective. Equal for the same adapter of the same frozen weights, on any number of ranks."""
+    """Describes the adapter and its frozen weights; `NO_ADAPTER`: there is none. A collective. The text is equal for the same
+    adapter of the same frozen weights, on any number of ranks."""
     layers = adapted_layers(engine.lm)
     if not layers:
         return NO_ADAPTER
@@ -34,8 +35,8 @@ def adapter_of(engine: PolicyEngine) -> str:
 
 
 def begun_from(engine: PolicyEngine) -> str:
-    """The fingerprint of all weights, to be taken before a checkpoint is loaded: of the model that `model` names, wherever its
-    files lie. A collective. "": an adapter is trained, and `adapter_of` has the model's."""
+    """The fingerprint of all weights. Called before a checkpoint is loaded, it identifies the model that `model` names, wherever
+    its files lie. A collective. "": an adapter is trained, and `adapter_of` has the model's fingerprint."""
     return "" if adapted_layers(engine.lm) else _fingerprint(engine, engine.lm.named_parameters())
 
 
@@ -52,6 +53,6 @@ def _fingerprint(engine: PolicyEngine, parameters: Iterable[tuple[str, Tensor]])
 
 
 def _mine(parameter: Tensor, engine: PolicyEngine) -> Tensor:
-    """This rank's part of it; what ZeRO-3 appends to fill the last one is not in it."""
+    """This rank's part of a parameter, without the padding that ZeRO-3 appends to the last part."""
     held: Tensor = parameter.ds_tensor.detach().flatten()  # type: ignore[attr-defined]
     return held[: len(share_of(full_numel(parameter), engine.ranks.size, engine.ranks.rank))]

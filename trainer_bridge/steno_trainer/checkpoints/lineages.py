@@ -34,25 +34,25 @@ class TrainerStart(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Lineages:
-    """Of one run, for the start that is running. Files of other runs, and what can't be read, are none of ours."""
+    """The starts of one run. Ignores files that can't be read and, but for `runs`, files of other runs."""
 
     def __init__(self, checkpoint_dir: Path, run: str) -> None:
         self._folder, self._run = checkpoint_dir / FOLDER, run
         self._mine: TrainerStart | None = None
 
     def begin(self, lineage: str, parent: PolicyVersion, epoch: int | None) -> None:
-        """A new start. From here on an older one writes no checkpoint any more."""
+        """Record a new start. From here on a start with a lower epoch writes no checkpoint."""
         self._write(
             TrainerStart(run=self._run, lineage=lineage, parent=str(parent), epoch=epoch or 0, pushed=parent.step)
         )
 
     def pushing(self, version: PolicyVersion) -> None:
-        """Weights that workers may serve from now on."""
+        """Record that workers may serve the weights of this version from now on."""
         if self._mine is not None:
             self._write(msgspec.structs.replace(self._mine, pushed=version.step))
 
     def handed_over(self, digest: str) -> None:
-        """The digest of weights that were just handed over; the first ones' is kept."""
+        """Record the digest of the first weights that were handed over; later calls change nothing."""
         if self._mine is not None and not self._mine.digest:
             self._write(msgspec.structs.replace(self._mine, digest=digest))
 
@@ -65,7 +65,7 @@ class Lineages:
                 raise Superseded(f"run {self._run}: trainer {start.lineage} (epoch {start.epoch}) has taken over")
 
     def newest_epoch(self) -> int:
-        """Of all starts so far; 0: none had one."""
+        """The highest epoch of this run's starts so far; 0: none had one."""
         return max((start.epoch for start in self._starts()), default=0)
 
     def others(self) -> Mapping[str, tuple[PolicyVersion, int]]:
@@ -88,7 +88,7 @@ class Lineages:
         return bool(start.digest and mine.digest) and start.digest != mine.digest
 
     def runs(self) -> set[str]:
-        """All that have begun in this folder, this one or others."""
+        """The names of all runs that have begun in this folder."""
         return {start.run for start in self._of_any_run()}
 
     def _starts(self) -> list[TrainerStart]:

@@ -28,7 +28,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "layers_to_transform": (None, []), "target_parameters": (None, []), "lora_bias": (False, None),
     "trainable_token_indices": (None, []),
 }  # fmt: skip
-"""Of an adapter's configuration: what `steno train` writes. Another value is another formula, or another set of tensors."""
+"""The values that `steno train` writes in an adapter's configuration. Others mean another formula, or other tensors."""
 
 
 def merge_adapter(adapter: Path, into: Path, *, model: str | None = None, trust_remote_code: bool = False) -> None:

@@ -27,7 +27,7 @@ from steno_trainer.model.sizes import full_numel
 from steno_trainer.model.zero_engine import PolicyEngine
 
 PART_BYTES = 1 << 30
-"""Of one file: what is copied to the host's memory at a time."""
+"""A file is written once its tensors have this size: they are in the host's memory until then."""
 BUFFERS = "buffers.safetensors"
 WEIGHT = "weight"
 
@@ -41,8 +41,8 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 def save(engine: PolicyEngine, folder: Path) -> None:
-    """This rank's part. Raises: OSError; TrainerError: an optimizer whose state is neither tensors as long as the weights nor
-    numbers."""
+    """Write this rank's part. Raises: OSError; TrainerError: an optimizer whose state is neither tensors as long as the weights
+    nor numbers."""
     rank = engine.ranks.rank
     folder.mkdir(exist_ok=True)
     optimizer = engine.deepspeed.optimizer
@@ -81,7 +81,7 @@ def save(engine: PolicyEngine, folder: Path) -> None:
 
 
 def load(engine: PolicyEngine, folder: Path, ranks: int) -> None:
-    """What `ranks` ranks have saved, on the ranks that there are now. A collective.
+    """Load what `ranks` ranks have saved, on any number of ranks. A collective.
 
     Raises: BadCheckpoint: a file is missing or broken, or has not this model's parameters; names it.
     """
@@ -114,7 +114,7 @@ def _load(engine: PolicyEngine, saved: _Pieces) -> None:
         whole = optimizer.optimizer.state_dict()
         optimizer.optimizer.load_state_dict({**whole, "state": dict(enumerate(states))})
         optimizer._clear_fp32_optimizer_param_groups()
-    # The weights that are computed with are these, rounded; on the way, DeepSpeed's partitions become views of one tensor again.
+    # The model computes with these weights, rounded. DeepSpeed's partitions also become views of one tensor again.
     for group, flat in enumerate(flats):
         if flat.numel():
             optimizer.fp16_partitioned_groups_flat[group].data.copy_(flat.data)
@@ -145,7 +145,7 @@ class _Pieces:
         return self._indices[0].numbers
 
     def read(self, name: str, what: str, numel: int, share: range, into: Tensor) -> None:
-        """The elements `share` of a flattened parameter of `numel`, from whoever has them."""
+        """Copy the elements `share` of a flattened parameter of `numel` elements into `into`, from the pieces that have them."""
         for rank, index in enumerate(self._indices):
             theirs = share_of(numel, self._ranks, rank)
             wanted = range(max(theirs.start, share.start), min(theirs.stop, share.stop))
@@ -176,7 +176,7 @@ def _parameters(engine: PolicyEngine) -> Iterator[tuple[int, str, int, int]]:
 
 
 def share_of(numel: int, ranks: int, rank: int) -> range:
-    """Of a flattened parameter, as ZeRO-3 cuts it; what it appends to fill the last pieces is not in it."""
+    """The elements of a flattened parameter that a rank holds under ZeRO-3, without the padding of the last pieces."""
     chunk = -(-numel // ranks)
     return range(min(rank * chunk, numel), min((rank + 1) * chunk, numel))
 

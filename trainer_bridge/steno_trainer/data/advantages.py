@@ -50,7 +50,7 @@ GDPO = "gdpo"
 
 @dataclass(frozen=True)
 class Gdpo:
-    """Several rewards, each normalised by itself: of trials whose sums are equal, what differs counts too. arXiv:2601.05242
+    """Several rewards, each normalised by itself: trials with equal sums of rewards may still differ. arXiv:2601.05242
 
     s = sum of weight (r - mean) / std over the rewards r, which are metrics of the trial; mean and std as in GRPO. The
     advantage is s / (batch std + 1e-6), that of the s of all trials together.
@@ -168,14 +168,14 @@ def fault(trial: ScoredTrial, estimator: AnyEstimator) -> str:
 
 
 def _rewards(members: Sequence[ScoredTrial], estimator: AnyEstimator) -> list[list[float]]:
-    """What a group is judged by: of each kind of reward, those of all trials."""
+    """The rewards by which a group is judged: a list for each kind of reward, with one number per trial."""
     if isinstance(estimator, Gdpo):
         return [[member.metrics[name] for member in members] for name in estimator.weights]
     return [[member.reward for member in members]]
 
 
 def _values(members: Sequence[ScoredTrial], estimator: AnyEstimator) -> list[float]:
-    """Of each trial of a group the number whose spread over the batch counts: its reward, or the s of `Gdpo`."""
+    """For each trial the number whose standard deviation over the batch is taken: its reward with shaping, or `Gdpo`'s s."""
     if not isinstance(estimator, Gdpo):
         return [member.shaped for member in members]
     kinds = zip(estimator.weights.values(), _rewards(members, estimator), strict=True)

@@ -37,11 +37,11 @@ EXTENDED_AT_ONCE = 16
 READERS = 8
 """Sessions that are read at the same time."""
 GIVE_BACK_S = 5.0
-"""How long it may take to give back, at the end, what is held: the proxy may be away, and who ends this waits."""
+"""Longest time to give back, at the end, what is held: the proxy may be away, and the operator waits."""
 MOST_ACKNOWLEDGED = 10_000
 """Groups that are remembered after the proxy has confirmed that it is done with them."""
 AGAIN_S = 2.0
-"""How long to wait after a request that failed for good: the proxy may be restarting."""
+"""Pause after a request for leases that failed and may be repeated: the proxy may be restarting."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ class LeaseFeed:
             return taken
 
     async def acknowledge(self, group_ids: Iterable[str]) -> None:
-        """The steps that used these groups are durable. One whose lease was lost will be served again, and acknowledged at
-        sight."""
+        """Acknowledge groups whose steps are durable. A group whose lease was lost is acknowledged as soon as it is served
+        again."""
         for group_id in group_ids:
             self._taken.pop(group_id, None)
             lease = self._held.pop(group_id, None)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from steno.contracts.records import Sample, SampledRange, Session
 
 Trains = Callable[[SampledRange], bool]
-"""Whether a completion is of what is trained (`TrainingTerms.trains`)."""
+"""Whether a completion is of the policy in training and of a call that is trained (`TrainingTerms.trains`)."""
 LeaveOut = Callable[[Sample, SampledRange], bool]
 """Whether a completion of a sample is left out of the loss."""
 
@@ -24,8 +24,8 @@ class OverlongFiltering(StrEnum):
 
     OFF         nothing
     COMPLETION  completions that were cut: by their length limit, or `partial` for whatever reason
-    TRIAL       these, and all of a trial that one of its limits ended, or of which a path ends at a length limit: then the
-                reward itself is of something that was cut. What others do with their trajectories
+    TRIAL       these, and all completions of a trial that was ended by one of its limits, or in which a path ends at a
+                length limit: its reward is then for something that was cut. Other trainers filter trajectories like this
     """
 
     OFF = "off"
@@ -44,7 +44,7 @@ class Overlong:
     penalty_factor: float = 1.0
 
     def left_out(self, trials: Iterable[Session], samples: Iterable[Sample], trains: Trains) -> LeaveOut:
-        """Args: trials, samples: of all that is judged."""
+        """Returns: which completions are left out. Args: trials, samples: all those of the step."""
         if self.filtering is OverlongFiltering.OFF:
             return lambda sample, part: False
         if self.filtering is OverlongFiltering.COMPLETION:
@@ -70,7 +70,7 @@ def was_cut(part: SampledRange) -> bool:
 
 
 def own_completions(samples: Iterable[Sample], trains: Trains) -> list[tuple[str, SampledRange]]:
-    """(trial id, completion) of what is trained: each that is on a path, once, without those whose place another took."""
+    """(trial id, completion) for each completion that is trained, once if samples share it; superseded ones are left out."""
     return [
         (sample.trial_id, part)
         for sample in samples

@@ -23,8 +23,8 @@ TRIED = (
     GroupRewards((0.0, 1.0, 1.0), (0, 12, 5)),
     GroupRewards((0.5, 0.5), (8, 16)),
 )
-"""Of two trials and of more; with one that sampled nothing, as one that failed before its first call; of rewards that a length
-penalty has made equal."""
+"""Groups to try a function on: of two trials and of more; with a trial that sampled nothing, since it failed before its first
+call; with rewards that a length penalty has made equal."""
 
 
 def estimator_named(name: str, gdpo_weights: Mapping[str, float] | None = None) -> AnyEstimator:

@@ -72,7 +72,7 @@ class RecordFeed:
         return True
 
     async def no_more(self) -> None:
-        """Nothing comes that is not here anyway."""
+        """Does nothing: all groups of a file are here from the start."""
 
     async def take(self, groups: int, *, at_least: int | None = None, wait_s: float | None = None) -> list[LeasedGroup]:
         """The next `groups` groups that count, or all that are left, and those between them that do not count. If `groups` that
@@ -102,10 +102,10 @@ class RecordFeed:
         self._held.difference_update(group_ids)
 
     async def used(self, group_ids: Iterable[str]) -> None:
-        """A step has used these groups: nobody waits for that here."""
+        """Does nothing: no rollouts wait until groups are used."""
 
     async def run(self, run_id: str, *, ledger: bool = True) -> RunView:
-        """How far this is, as the proxy would say it of a run, without tokens either way."""
+        """How far this feed is, in the form in which the proxy describes a run; without token counts, whatever `ledger` is."""
         done = len(self._file.groups) - self.waiting - len(self._held)
         groups = RunGroups(ready=self.waiting, leased=len(self._held), acknowledged=done)
         return RunView(run_id=run_id, groups=groups, rollouts_over=True)

@@ -1,7 +1,7 @@
 """A file of exported samples, read group by group: `steno sessions export --records samples`, as JSON lines or Parquet.
 
-What a group needs is read when it is asked for. Kept in memory is where each sample stands, and the names of turns while the file
-is checked, so that a file may be larger than memory. Nothing is tokenised, and nothing of a sample is changed.
+A group's samples are read when they are asked for. Memory holds only the place of each sample, and the names of turns while the
+file is checked, so a file may be larger than memory. Nothing is tokenised, and nothing of a sample is changed.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class VersionHistory:
         return replace(known, lost=tuple(lost))
 
     def numbered(self, step: int) -> int:
-        """What a version of this step counts as for the bound: the weights that would have been served in its place without a
-        crash. It is its own step but where lost steps are being taken again."""
+        """The step that a version of this step counts as for the bound: that of the weights that would have been served in its
+        place without a crash. It differs from `step` only while lost steps are being taken again."""
         return max([step, *(reached for since, reached in self.lost if since <= step)])
 
     def behind(self, version: PolicyVersion) -> VersionLag | None:
@@ -144,9 +144,9 @@ def judge(history: VersionHistory, versions: Iterable[str], max_staleness_steps:
     max_staleness_steps: None: every sample may be trained, and has no staleness: if other weights sampled the records, their
     versions say nothing about this trainer's weights.
 
-    For the bound a version counts as `VersionHistory.numbered` says: groups that were admitted before a crash are as old as they
-    would be without it, though what samples them while lost steps are taken again is older weights. So what is trained is at most
-    max_staleness_steps and twice the lost steps behind.
+    For the bound, a version counts as the step that `VersionHistory.numbered` returns: groups that were admitted before a crash
+    count as no older than without it, although older weights sample them while lost steps are taken again. So a trained sample is
+    at most max_staleness_steps plus twice the lost steps behind.
 
     Raises: BadBatch: no version at all.
     """

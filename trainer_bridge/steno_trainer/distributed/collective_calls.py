@@ -33,8 +33,8 @@ class CollectiveCalls:
         """On the first rank: have every rank do this duty; returns what it returned here. Not cancelled by cancelling the
         caller: ranks that have begun together must end together.
 
-        Raises: what the duty raised. Where that was after the others had begun, they wait for a word that does not come: the
-        launcher ends them when this rank's process ends, which it must.
+        Raises: what the duty raised. If the other ranks had begun by then, they wait for this one without end: its process must
+        end, and then the launcher ends them.
         """
         running = asyncio.get_running_loop().run_in_executor(self._thread, self._do, name, argument)
         return await asyncio.shield(running)

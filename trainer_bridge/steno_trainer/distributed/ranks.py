@@ -30,8 +30,8 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Ranks:
-    """rank, size: of all; sequence_size neighbours share each sample, as the `sequence_rank`-th of its `sequence` group (None
-    where samples are whole)."""
+    """rank, size: this process' number, and how many there are. sequence_size: how many neighbouring ranks share each sample.
+    sequence: their process group, in which this one is the `sequence_rank`-th; None: samples are not cut."""
 
     rank: int
     size: int

@@ -38,10 +38,10 @@ TILE = 256
 
 @dataclass(frozen=True)
 class Segments:
-    """What sees what. starts: where segments start, cumulative, from 0 to the S of all ranks; starts_Q1: the same as int32 on the
-    device. paths: of each segment the ranges of S that lead to it. group: of the ranks that share the micro-batch; None: it is
-    whole. windows: filled with the sliding window that attention is told of in each of its calls (None: of none), where somebody
-    wants to know."""
+    """Which tokens see which. starts: where each segment starts, from 0 on, and last the S of all ranks; starts_Q1: the same as
+    int32 on the device. paths: for each segment the ranges of S that lead to it. group: the process group of the ranks that share
+    the micro-batch; None: it is not cut. windows: a list that gets the sliding window of each call of attention (None: no
+    window); None: nothing is noted."""
 
     starts: tuple[int, ...]
     starts_Q1: Tensor
@@ -68,12 +68,12 @@ class Segments:
 
     @cached_property
     def pieces(self) -> list[Range]:
-        """Of S, in the order of the K."""
+        """The ranges of S of which the K consist, in order."""
         return [piece for path in self.whole_paths for piece in path]
 
     @cached_property
     def whole_paths(self) -> list[list[Range]]:
-        """Of each segment, itself included."""
+        """For each segment the ranges of its path, itself included."""
         return [[*path, own] for path, own in zip(self.paths, pairwise(self.starts), strict=True)]
 
     @cached_property
@@ -83,12 +83,12 @@ class Segments:
 
     @property
     def longest_own(self) -> int:
-        """Of the longest segment."""
+        """Tokens of the longest segment."""
         return max(end - start for start, end in pairwise(self.starts))
 
     def for_kernels(self) -> dict[str, Any]:
-        """The same under the names by which transformers' layers hand it on to kernels of recurrent layers and convolutions.
-        Those heed it where they are installed, and torch fallbacks drop it. Empty where ranks or samples share tokens."""
+        """Where segments start, under the names by which transformers' layers pass it to kernels of recurrent layers and
+        convolutions. These kernels use it where installed; torch fallbacks ignore it. Empty if ranks or samples share tokens."""
         if self.group is not None or self.branches:
             return {}
         lengths = self.starts_Q1.diff().long()
@@ -234,7 +234,7 @@ def _apart(x_GSD: Tensor, segments: Segments, repeats: int) -> Reader:
 
 
 def between(path: Sequence[Range], first: int, last: int) -> list[Range]:
-    """Of a path its tokens from `first` to before `last`, as ranges."""
+    """The tokens of a path from `first` to before `last`, as ranges."""
     found: list[Range] = []
     at = 0
     for start, end in path:

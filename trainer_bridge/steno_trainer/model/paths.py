@@ -60,7 +60,7 @@ def forgotten(*made: Made) -> Iterator[None]:
 
 
 class Paths:
-    """Of one tensor, [G, S, D], with its gradient."""
+    """Gathers one tensor [G, S, D] along paths, and adds up its gradient."""
 
     def __init__(self, x_GSD: Tensor) -> None:
         self._x_GSD = x_GSD.detach()
@@ -80,14 +80,14 @@ class Paths:
 
 @dataclass
 class _PathGradient:
-    """Of a tensor of that shape, the gradient of all calls so far. None: of none."""
+    """The gradient of a tensor of this shape, summed over all calls so far. None: no call has added to it."""
 
     shape: torch.Size
     grad_GSD: Tensor | None = None
 
 
 class _Collected(torch.autograd.Function):
-    """Out comes an empty tensor, on which every call depends: so autograd asks for this gradient after those of all calls."""
+    """Returns an empty tensor that every call depends on: so autograd asks for this gradient after those of all calls."""
 
     @staticmethod
     def forward(ctx: Any, x_GSD: Tensor, sums: _PathGradient) -> Tensor:

@@ -23,7 +23,7 @@ from steno_trainer.model.coverage import BOUNDS, CONTEXT_TOKENS, SAMPLE_TOKENS, 
 log = logging.getLogger(__name__)
 
 OWN, WHOLE = (3, 70, 1), (5, 200, 64)
-"""Of three segments, their own tokens and those of their paths: on both sides of the kernels' blocks of 64 and 128."""
+"""Own tokens of three segments, and tokens of their paths: on both sides of the kernels' blocks of 64 and 128."""
 KERNEL_BOUND = 0.05
 """Largest difference to float32 of outputs and gradients of size 1, in bfloat16; of a mask aligned to the left it is above 1."""
 

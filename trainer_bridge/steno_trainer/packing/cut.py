@@ -16,10 +16,10 @@ Fits = Callable[[int, int], bool]
 
 
 def fewest_repeats(trie: range, shared: Sequence[int], fits: Fits) -> list[range]:
-    """The pieces of a trie: of those ways to cut it that repeat the fewest tokens, one with the fewest pieces.
+    """The pieces of a trie, cut so that the fewest tokens are repeated; among such cuts, one into the fewest pieces.
 
-    Args: trie: places in the forest's order. shared: of the forest. fits: true of each single sample's place too, whatever it
-        says, since a sample is not cut; and of every run within one that fits.
+    Args: trie: places in the forest's order. shared: the forest's. fits: not asked for a single sample, which is never cut; must
+        be true for every run inside a run that fits.
     """
     # best[n]: (tokens repeated, pieces) of the first n samples.
     best: list[tuple[int, int]] = [(0, 0)]

@@ -29,13 +29,13 @@ from steno_trainer.packing.cut import fewest_repeats
 from steno_trainer.packing.forest import Forest
 
 PATHS = 8
-"""How many times its budget the samples of a micro-batch may have in tokens, as if nothing were shared. Their keys and values are
-gathered along their paths, for one layer at a time: of the 70,000 or so values that a layer of 7 billion parameters keeps of a
-token, those are 1,000."""
+"""The samples of a micro-batch may have this many times its budget in tokens, if shared tokens are counted for each sample. Keys
+and values are gathered along the samples' paths, for one layer at a time: they are 1,000 of the about 70,000 values that a layer
+of a model with 7 billion parameters keeps of a token."""
 EVENER = (1, 2, 4)
 """Pieces to a micro-batch, for ways to cut that let ranks wait less."""
 HALVINGS = 12
-"""Of the range in which the largest piece of an even cut is looked for: to a four-thousandth of the work."""
+"""Bisections that search for the largest piece's cost in an even cut: to a four-thousandth of the work."""
 
 
 class PackingItem(NamedTuple):
@@ -140,8 +140,8 @@ class PackingPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Size(NamedTuple):
-    """Of samples in one micro-batch. tokens: that it computes, each once. paths: of all samples, as if nothing were shared. room:
-    what of the budget they take."""
+    """The size of some samples in one micro-batch. tokens: those that it computes, shared ones once. paths: tokens of all
+    samples, shared ones counted for each. room: how much of the token budget they take."""
 
     tokens: int
     trained: int

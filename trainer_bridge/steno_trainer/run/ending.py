@@ -11,8 +11,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 ENDING_S = 10.0
-"""How long all that is still said to the proxy may take once this is to end: whoever ends it waits, and a proxy that is away
-learns the rest from the next start."""
+"""Longest time for all last calls to the proxy once the trainer is to end: the operator waits, and a proxy that is away learns
+the rest from the next start."""
 
 
 class Ending:
@@ -24,7 +24,7 @@ class Ending:
         self._left_s = ENDING_S
 
     def fail(self, error: BaseException) -> None:
-        """It is to end with this error, unless it is to end with another one already."""
+        """End the trainer with this error, unless it is to end with another one already."""
         self._failure = self._failure or error
         self.wanted.set()
 
@@ -69,7 +69,7 @@ class Ending:
                 task.cancel()
 
     async def _while_ending(self, task: asyncio.Future[Any]) -> None:
-        """Until it is done, for as much of `ENDING_S` as is left."""
+        """Wait until the task is done, for as long as is left of `ENDING_S`."""
         if not task.done():
             since = time.monotonic()
             await asyncio.wait({task}, timeout=self._left_s)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 OWNER, LOCK = "run.json", "trainer.lock"
 WRITTEN_S, LOOK_S = 1.0, 0.1
-"""For as long another start may be writing it, and between two looks."""
+"""How long another start may take to write run.json, and the time between two looks at it."""
 
 
 def look_at_folders(settings: RunSettings) -> None:

@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 
 
 POSTS_S = 5.0
-"""For as long the end of a trainer waits until the proxy has been shown its last steps."""
+"""How long a trainer, at its end, waits until its last steps are posted to the proxy."""
 
 
 def train(settings: RunSettings) -> None:

@@ -11,12 +11,12 @@ from steno_trainer.data.record_file import shown_names
 log = logging.getLogger(__name__)
 
 MOST_STEPS = 3
-"""Without a call by such a name, since the run has these names."""
+"""After so many steps without a call by one of the names the run ends, if no such call is known yet."""
 
 
 class NamedCalls:
-    """Args: models: `train_models`. found: a call by one of them is known. to_the_end: all groups are looked at before it is said
-    that there is none: they are there already, and in no order."""
+    """Args: models: `train_models`. found: a call by one of them is known. to_the_end: raise only once all groups have
+    been looked at: all of them exist already, in any order."""
 
     def __init__(self, models: Sequence[str], *, found: bool, to_the_end: bool) -> None:
         self._models = models

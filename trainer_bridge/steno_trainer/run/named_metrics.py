@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from steno.contracts.errors import ConfigError
 
 MOST_STEPS = 3
-"""In a row without a trial that has such a metric."""
+"""Steps in a row in which no trial has one of the metrics, after which the run ends with an error."""
 
 
 class NamedMetrics:

@@ -1,5 +1,5 @@
-"""The pushes of a run, one at a time: weights are handed over, travel while training goes on, and are served; only then are the
-groups let go of that they are the first to be trained on."""
+"""The pushes of a run, one at a time: weights are handed over, travel while training goes on, and are served. Only then it
+lets go of the push's groups: those that its weights are the first to be trained on."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.05
 """Between looks at how far a push is."""
 SETTLING_S = 60.0
-"""Beyond `push_deadline_s`: for the proxy to name who has not loaded a push by then."""
+"""Added to `push_deadline_s`: time for the proxy to name the workers that have not loaded a push by then."""
 
 
 class Pushes:
     """Args: deadline_s: how long a worker may take to load a push. unserved: groups whose weights no worker serves, as far as is
-    known. let_go: of such groups, once one does."""
+    known. let_go: called with these groups once a worker serves their weights."""
 
     def __init__(
         self, calls: CollectiveCalls, state: TrainingState, view: ConsoleView, ending: Ending, *, deadline_s: float,
@@ -41,7 +41,7 @@ class Pushes:
         self._numbers: dict[str, float] = {}
         self._newest: Publication | None = None
         self.sends_whole = False
-        """Whether a full copy is on its way in the place of one by difference."""
+        """Whether the push that is being handed over is a full copy, in place of a push by difference that no worker took."""
 
     @property
     def served(self) -> bool:
@@ -54,7 +54,7 @@ class Pushes:
         return numbers
 
     async def first(self) -> None:
-        """Before any data is waited for: a broken path to the workers fails here, and not after the first hour.
+        """Push the weights before any data is waited for: a broken path to the workers fails here, and not after an hour.
 
         Raises: PushFailed: no worker takes them."""
         self._view.phase("pushing the first weights")
@@ -94,7 +94,7 @@ class Pushes:
             self.sends_whole = False
 
     async def over(self) -> None:
-        """Until the newest push has ended, well or not. Raises: Superseded."""
+        """Wait until the newest push has ended, well or not. Raises: Superseded."""
         if self._pushing is not None:
             pushing, self._pushing = self._pushing, None
             await self._ending.patiently(pushing)
@@ -106,8 +106,8 @@ class Pushes:
         await self._ending.patiently(asyncio.gather(*self._serving))
 
     async def _let_go_once_served(self, publication: Publication, groups: Sequence[str]) -> None:
-        """Args: groups: that these weights are the first to be trained on. One that nobody takes is posted again, or a newer one
-        comes, which has these groups too: until then, what is sampled anew would be older than admission reckons with."""
+        """Args: groups: those that these weights are the first to be trained on. If no worker takes the push, it is posted again,
+        or a newer push comes, which has these groups too: trials that began earlier would be older than admission expects."""
         while not publication.served:
             if publication is not self._newest:
                 return
@@ -139,7 +139,7 @@ class Pushes:
         self._view.push(f"{publication.version} is served by {served} of {len(update.workers)} workers")
 
     async def _settled(self, publication: Publication) -> None:
-        """Not longer than workers have to load it. The time in which it is uploaded to an object store does not count."""
+        """Wait until it is settled, at most as long as workers have to load it. Uploads to an object store do not count."""
         patience_s = self._deadline_s + SETTLING_S
         started = said = seen = time.monotonic()
         waited_s, uploading = 0.0, publication.uploading

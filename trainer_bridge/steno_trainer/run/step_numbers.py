@@ -18,7 +18,7 @@ from steno_trainer.run.training_state import TrainingState
 def shown_step(
     state: TrainingState, values: Mapping[str, float], groups: Sequence[str], stepped: bool
 ) -> TrainingStep | None:
-    """What the proxy is told of a step: what its line has `added` to the step's numbers. None: nothing."""
+    """A step as it is posted to the proxy: the values that `added` keeps. None: there is nothing to post."""
     values = added(values, stepped)
     if not stepped and not values:
         return None

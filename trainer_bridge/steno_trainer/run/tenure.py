@@ -23,7 +23,7 @@ AGAIN_S = 2.0
 LEAVE_S = 3.0
 """How long the proxy has for a call of this file, and a heartbeat that is on its way at the end."""
 UNKNOWN_CALL = "is not served here"
-"""What a proxy of a release before this call says of it (405)."""
+"""The answer (405) of a proxy whose release is older than this call."""
 
 
 class TenureClient(Protocol):

@@ -26,8 +26,8 @@ class AssembledStep:
     """batch: its rows may be none; then there is nothing to train. books: a ledger of this step alone, complete but for what the
     step itself books. values: by names of `metrics`. malformed: group id -> what is wrong with it. named: a call asked for one
     of `terms.models`. other_models: if none did, the names that the policy's calls asked for; none: it was not called, or by no
-    name that is on record. lacking: metrics that `Gdpo` takes for rewards, and that no scored trial has; None: none is scored, or
-    by no metric."""
+    name that is on record. lacking: metrics that `Gdpo` takes for rewards, and that no scored trial has; None: no trial is
+    scored, or the estimator is not `Gdpo`."""
 
     batch: StepBatch
     books: Ledger

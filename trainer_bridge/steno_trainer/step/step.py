@@ -266,8 +266,9 @@ class Stepper:
 
 @dataclass(frozen=True)
 class Work:
-    """Of all passes of a step, without dummies. path_tokens: of their samples; unique_tokens: as many if each were computed once;
-    tokens: that are computed; flops: of these. balance: the mean over passes. micro_batches: of each rank."""
+    """The work of all passes of a step, without dummies. path_tokens: of all samples, shared tokens counted for each;
+    unique_tokens: shared tokens counted once in each pass; tokens: those that are computed; flops: for these. balance: the mean
+    over passes. micro_batches: of each rank."""
 
     path_tokens: int
     unique_tokens: int

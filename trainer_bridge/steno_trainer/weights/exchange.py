@@ -27,9 +27,9 @@ class GlooExchange:
         return self.rank == 0
 
     def first(self, act: Callable[[], Any], *, failure: type[TrainerError] = PushFailed) -> Any:
-        """What the first rank's `act` gives, on all ranks, as JSON carries it; others do not run theirs.
+        """Run `act` on the first rank alone, and return its result, as JSON carries it, on all ranks.
 
-        Raises: `failure`, on all ranks: it raised one of the errors that are expected.
+        Raises: `failure`, on all ranks: `act` raised OSError, StenoError or TimeoutError.
         """
         told: dict[str, Any] = {}
         if self.is_first:
@@ -44,7 +44,7 @@ class GlooExchange:
         return told["made"]
 
     def gather(self, mine: Any) -> list[Any] | None:
-        """Everybody's, by rank, on the first one; None on the others."""
+        """The objects of all ranks, by rank, on the first one; None on the others."""
         if self._ranks is None or self.size == 1:
             return [mine]
         everything: list[Any] | None = [None] * self.size if self.is_first else None
@@ -52,7 +52,7 @@ class GlooExchange:
         return everything
 
     def everywhere(self, mine: Any) -> list[Any]:
-        """Everybody's, by rank, on all ranks."""
+        """The objects of all ranks, by rank, on all ranks."""
         if self._ranks is None or self.size == 1:
             return [mine]
         everything: list[Any] = [None] * self.size

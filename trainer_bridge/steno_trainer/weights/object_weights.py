@@ -75,17 +75,17 @@ class ObjectPlace:
             return "somebody else"
 
     def stage(self, version: PolicyVersion, copy: WeightsCopy) -> StagedWeights:
-        """What is to be said of it. It is brought later, by the thread that posts it, and given up once there is a newer one."""
+        """What the update says of the copy. The thread that posts it uploads the copy, unless a newer one comes."""
         self._newest = copy
         location = f"{self._store.url}/{version.lineage}"
         return StagedWeights(location, copy.manifest, copy.folder, partial(self._bring, version.lineage, copy))
 
     def give_up(self) -> None:
-        """No further file is begun."""
+        """Begin no further upload of a file."""
         self._newest = None
 
     def _bring(self, lineage: str, copy: WeightsCopy) -> int:
-        """Files that are not there yet. Idempotent. Returns: their bytes. Raises: ObjectStoreFailed; CopyFailed."""
+        """Upload the files that are not there yet. Idempotent. Returns: their bytes. Raises: ObjectStoreFailed; CopyFailed."""
         sent = 0
         with self._lock:
             there = self._store.sizes(lineage)
@@ -105,7 +105,7 @@ class ObjectPlace:
         return sent
 
     def _tidy(self, lineage: str, there: set[str]) -> None:
-        """Remove what nobody is sent to any more. What fails is removed after the next push."""
+        """Remove files of versions that are no longer kept. What can't be removed now is removed after the next push."""
         self._brought = self._brought[-self._keep :]
         newest = [self._newest.manifest] if self._newest is not None else []
         needed = {file.object_name for manifest in [*self._brought, *newest] for file in manifest.files}

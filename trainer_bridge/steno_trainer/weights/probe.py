@@ -17,7 +17,7 @@ from steno_trainer.errors import WeightsUnavailable
 LARGEST = {"float32": 0.02, "bfloat16": 1.0}
 """Nats, by the least precision that is computed in or sent in. Measured: docs/adr/0015-what-a-probe-lets-pass.md."""
 P90, MEAN = 0.15, 0.05
-"""Of the largest."""
+"""As fractions of the largest difference."""
 
 
 @dataclass(frozen=True, slots=True)

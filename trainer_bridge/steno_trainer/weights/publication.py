@@ -36,9 +36,9 @@ class Publication:
         self._started = time.monotonic()
         self._refused: StenoError | None = None
         self._patches_refused = (
-            False  # by a worker, at some time: the proxy tries it again, and its table says so no more
+            False  # by a worker, at some time: once the proxy tries that worker again, its table no longer says so
         )
-        self._ended: Update | None = None  # as it last was when it was not running: one that failed may be tried again
+        self._ended: Update | None = None  # its last state other than running: a failed update may be tried again
         self._settled = threading.Event()
 
     @property

@@ -32,7 +32,7 @@ from steno_trainer.weights.transports import Transport
 
 log = logging.getLogger(__name__)
 FULL_AFTER_REFUSAL = 10
-"""Pushes."""
+"""How many pushes are full copies after differences were refused."""
 
 
 class Publisher:

@@ -20,8 +20,8 @@ from steno_trainer.weights.source import WeightSource
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Weights that can be told to workers. folder: where this machine has them; None: nowhere on disk. bring: what is to be done
-    before they are told, as often as they are; idempotent; returns the bytes that it moved. None: nothing."""
+    """Weights that can be told to workers. folder: where this machine has them; None: nowhere on disk. bring: called
+    before each post of the update; idempotent; returns the bytes that it moved. None: there is nothing to call."""
 
     location: str
     manifest: Manifest
@@ -43,9 +43,9 @@ class Transport(Protocol):
         ...
 
     def carry(self, publication: Publication, source: WeightSource) -> bool:
-        """What is left to do once the update was posted; after it, what the source holds may change. A collective.
+        """Do what is left to do once the update was posted. When it returns, the source's weights may change. A collective.
 
-        Returns: False: to be staged and posted again.
+        Returns: False: the weights must be staged and posted again.
         """
         ...
 

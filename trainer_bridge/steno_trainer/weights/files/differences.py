@@ -48,7 +48,7 @@ a third more."""
 MAX_FULL_EVERY = 64
 """A worker has all patches of four shards open at a time."""
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
-"""What a file system says that can't have them, or no more of them. Anything else (no room, a server that hangs) may pass."""
+"""Errors of a file system that can't have links, or no more of them. Other errors (no room, a server that hangs) may pass."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ DIGEST_BYTES = 16
 WRITE_BYTES = 4 << 20
 """At a time: hashed while it is in the processor's cache, and small enough that other threads get their turn."""
 PART_ELEMENTS = 1 << 24
-"""Of a tensor, looked at in one go."""
+"""How many elements of a tensor are checked for NaN and infinity in one go."""
 SAFETENSORS_DTYPES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",

@@ -35,7 +35,7 @@ from steno_trainer.weights.transports import StagedWeights
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""To form a group and send. What fails more often is no worker that has died."""
+"""Attempts to form a group and send. If all fail, the cause is not a worker that has died."""
 LOOK_S = 0.05
 """Between looks at how far the update is."""
 PACKED_BYTES, PACKED_BUFFERS = 128 << 20, 2
@@ -197,7 +197,7 @@ class NcclTransport:
     # -- every rank's part ----------------------------------------------------------------------------------------------------
 
     def _digests(self, source: WeightSource) -> list[dict[str, Any] | str]:
-        """Of this rank's share; in the place of one that is not to be sent, why: the others gather all the same."""
+        """Digests of this rank's tensors; for one that can't be sent, the reason: other ranks go on gathering."""
         mine: list[dict[str, Any] | str] = []
         for index, bucket in enumerate(source.buckets()):
             if index % self._exchange.size != self._exchange.rank:
