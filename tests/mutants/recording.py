@@ -217,7 +217,7 @@ MUTANTS = (
     ),
     Mutant(
         "shared-unmarked", "a turn that two samples have is not marked as shared in the second", _SAMPLES,
-        "shared=turn.turn_id in taught,", "shared=False,", _SAMPLED,
+        "shared=turn.turn_id in earlier,", "shared=False,", _SAMPLED,
     ),
     Mutant(
         "spans-across-prompts", "two spans of one version are joined across the prompt between them", _SAMPLES,

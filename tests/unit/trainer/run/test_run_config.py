@@ -117,7 +117,7 @@ def test_workers_that_can_not_meet_over_nccl_end_the_start_before_the_model_is_l
             return [worker_view("far", address="198.51.100.7")]
 
     told: list[bytes] = []
-    monkeypatch.setattr(main, "Steno", Proxy)
+    monkeypatch.setattr(main, "Client", Proxy)
     monkeypatch.setattr(main.TenureHolder, "take", lambda *args, **options: main.TenureHolder(Proxy(), "r", "t", None))  # type: ignore[arg-type]
     monkeypatch.setattr(main, "meeting_address", partial(main.meeting_address, route=lambda peer: "192.0.2.1"))
     given = settings(transport="nccl", nccl_address="127.0.0.1")
