@@ -56,7 +56,7 @@ class PolicyKeeper:
         self._workers: dict[str, WorkerChannel] = {}
         self._unsure: set[tuple[str, str]] = (
             set()
-        )  # a worker, and a policy of whose new version only the store may know
+        )  # (worker, policy): it serves a version that is not known here, and perhaps to the store
         self._uploading: Counter[tuple[str, str]] = Counter()
         self._waiters: set[asyncio.Future[None]] = set()
         self._kick = asyncio.Event()
@@ -89,7 +89,7 @@ class PolicyKeeper:
         return run.view()
 
     async def upload(self, update_id: str, name: str, offset: int, body: AsyncIterator[bytes]) -> int:
-        """Pass bytes of a shard on to those that lack them. Returns: up to where somebody took them.
+        """Pass bytes of a shard on to the workers that lack them. Returns: the offset in the shard up to which it got.
 
         Raises: NotFound, Conflict (superseded), BadRequest.
         """
@@ -338,7 +338,7 @@ class PolicyKeeper:
             self._carry_out(updates, updates.progress(worker.id, failed, self._steady()))
 
     def _note(self, updates: PolicyUpdates) -> None:
-        """Count what has ended; have the store told; mark workers where they may generate, or may not any more."""
+        """Count updates that have ended, have them stored, and mark the workers that may generate or no longer may."""
         for run in updates.runs.values():
             had_ended = run.noted in ("done", "failed") and run.state == "superseded"  # whatever is in force now
             if run.ended and run.noted != run.state and not had_ended:

@@ -24,8 +24,8 @@ RESEND_S = 10.0
 class ShardCursor:
     """Bytes of the one shard that a worker asks for (`stream`).
 
-    confirmed: the next byte it lacks, as it said. sent: the next byte to send. limit: the first that it has given no credit for.
-    ends: of the chunks between the two.
+    confirmed: the next byte it lacks, as it said. sent: the next byte to send. limit: the first byte beyond its credit.
+    ends: where each chunk between `confirmed` and `sent` ends.
     """
 
     shard: str

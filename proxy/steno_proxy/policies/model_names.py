@@ -23,8 +23,8 @@ MOST_CHARS = 256
 
 
 class ServedModelNames:
-    """The model names that workers have served, as far as this replica knows: others' news come with `sync`. What is served is
-    told by name, with the name's policy."""
+    """The model names that workers have served, as far as this replica knows; those served at other replicas come with `sync`.
+    `served` maps each name that workers serve here to its policy."""
 
     def __init__(self, store: PolicyStore) -> None:
         self._store = store
@@ -79,7 +79,7 @@ class ServedModelNames:
         return dict(sorted((self._kept or {}).items()))
 
     def _news(self, served: Mapping[str, str], kept: Mapping[str, str]) -> dict[str, str]:
-        """Those that are kept with another policy; and that are not kept yet and can be."""
+        """The served names that must be written: those that are kept with another policy, and new ones that there is room for."""
         new = [name for name in served if name and name not in kept and len(name) <= MOST_CHARS]
         room = max(0, MOST_NAMES - len(kept))
         said, self._too_many = self._too_many, len(new) > room
@@ -94,7 +94,7 @@ class ServedModelNames:
 
 
 def policies_of(cards: Iterable[ModelCard]) -> dict[str, str]:
-    """Each name with its policy; with the default one, if workers serve the name under several."""
+    """The policy of each name. If a name has several: the default one if it is among them, else that of the last card."""
     found: dict[str, str] = {}
     for card in cards:
         if found.get(card.name) != DEFAULT_POLICY:

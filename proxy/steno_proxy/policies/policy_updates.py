@@ -46,7 +46,9 @@ class PolicyUpdates:
         self.gate = self.marked = 0
         self._versions: dict[str, str] = {}  # of the workers that take updates, "" where it is not to be trusted
         self._loading: frozenset[str] = frozenset()
-        self._losses: list[float] = []  # when what was posted last before the store lost some of its updates was posted
+        self._losses: list[
+            float
+        ] = []  # for each loss of updates in the store: when the newest update before it was posted
 
     # -- facts; each returns what is to be sent because of it
 
@@ -184,7 +186,7 @@ class PolicyUpdates:
         if len(self.runs) > KEPT_RUNS:
             kept = (self.posted, self.active, self.in_force)
             old = [run for run in self.runs.values() if run not in kept]
-            # Those heard of first: an old one that the store names again, after a loss, is not learned anew at each look.
+            # Drop those that came first: an old one that the store names again after a loss came last, and so stays.
             for run in old[: len(self.runs) - KEPT_RUNS]:
                 del self.runs[run.update_id]
 
@@ -193,9 +195,9 @@ class PolicyUpdates:
         return sum(run.created_at > at for at in self._losses), run.number
 
     def _notice_loss(self, run: UpdateRun) -> None:
-        """What is not superseded is the store's newest. If it was posted after the newest one here, and its number is no larger,
-        the store has lost that one. If it was posted before, the store is older than what is known here: nobody goes back to it.
-        """
+        """Note if the store has lost updates. A run that is not superseded is the store's newest. If it was posted after the
+        newest one here, but has no larger number, the store has lost the one here. If it was posted before that one, the store
+        is out of date, and workers do not go back to this run."""
         newest = self.posted
         if newest is None or run.state == "superseded" or run.created_at <= newest.created_at:
             return

@@ -30,7 +30,8 @@ def check(spec: UpdateSpec) -> None:
 
 
 def _check_patches(manifest: Manifest) -> None:
-    """Raises: BadRequest: they lead from no shards to these tensors."""
+    """Check that the patches have a file for each shard and lead, one after the other, to the manifest's tensors. Raises:
+    BadRequest."""
     field = "manifest.patches"
     strange = [shard.name for shard in manifest.shards if not shard.name.endswith(".safetensors")]
     if strange:

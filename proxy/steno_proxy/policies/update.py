@@ -177,7 +177,7 @@ class UpdateRun:
         return self.spec.model_dump_json().encode()
 
     def bring_along(self) -> None:
-        """It is the one to catch up with, after all: a newer one failed. Whoever is there is to `join` it anew."""
+        """Make this the update that workers are brought to again: a newer one failed. Each worker must then `join` it anew."""
         self.members.clear()
         self.state, self.applied = "done", True
 
@@ -240,7 +240,7 @@ class UpdateRun:
 
     def _ask(self, member: UpdateMember, now: float) -> None:
         if self.spec.transport == "nccl" and self.applied:
-            # All receive together or not at all: a group that has gone without it would let it wait for ever.
+            # With nccl, all workers receive together. The others have begun without this one, so it would wait for ever.
             member.fail(f"{MISSED}: {member.error}" if member.error else MISSED, now)
             member.retry_at = None
             return

@@ -47,7 +47,7 @@ class Upload:
         self._left_behind: set[str] = set()
 
     async def forward(self, body: AsyncIterator[bytes]) -> int:
-        """All of the body that somebody takes. Returns: the shard's byte up to which that was."""
+        """Pass the body on as far as workers take it. Returns: the offset in the shard up to which it got."""
         async for data in body:
             view = memoryview(data)[: self.shard.size - self.at]
             metrics.POLICY_UPLOADED.inc(len(data))
@@ -82,8 +82,9 @@ class Upload:
             waited_s += self._clock() - since
 
     def _is_too_slow(self, worker_id: str, able: Iterable[str]) -> bool:
-        """Whether the others do not wait for it. They do for one that is only slower: they are all to load together, and bytes
-        that it misses would be uploaded a second time. Not for one that is past its deadline, or came late, or has stopped."""
+        """Whether the other workers go on without this one. They wait for one that is only slower: all are to load together, and
+        bytes that it misses are uploaded again. They do not wait for one that has failed, came late, or took nothing for
+        PATIENCE_S."""
         members = self.run.members
         if members[worker_id].state == "failed":
             return True

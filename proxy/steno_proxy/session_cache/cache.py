@@ -152,7 +152,7 @@ class Recorder:
         task.add_done_callback(self._accounting.discard)
 
     async def _account_for(self, trial_id: str, running: list[RunningRequest]) -> None:
-        """Once what ran is recorded. A failure is made good by the store's sweep."""
+        """Account for an ended session once its running requests are recorded. If that fails, the store's sweep does it later."""
         await self.settle(running)
         try:
             await self.store.settle(trial_id, now=self._clock())

@@ -4,8 +4,8 @@ A turn that was committed here is gone on from, most of the time, a few seconds 
 round trip to the store, which would join it from all turns of the conversation. A cache: bounded in bytes over all
 recordings, least recently used dropped first, and never the only place where something is.
 
-A path is held in pieces, one a turn, that its successor takes over: whole ones, each a little longer than the one that it takes
-the place of, would leave the heap full of holes, three bytes for each that is held.
+A path is held in pieces, one a turn, which the path of the next turn takes over. Whole paths, each a little longer than the one
+that it replaces, would fragment the heap: three bytes of holes for each byte that is held.
 """
 
 from __future__ import annotations

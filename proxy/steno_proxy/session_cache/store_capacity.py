@@ -52,7 +52,7 @@ class StoreCapacity:
                 break
 
     async def check(self, known: Callable[[], Awaitable[Any]] | None = None) -> None:
-        """Before a new trial. known: reads what is asked for again, where it may be on record: then it is not new.
+        """Check that a new trial may begin. known: reads what may be on record already; if it finds it, nothing is new.
 
         Raises: StoreFull; what `known` raises but for NotFound.
         """

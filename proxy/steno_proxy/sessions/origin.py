@@ -133,7 +133,7 @@ class ForkOrigin:
         return key is not None and (key == self.forked.asked or self.last_answer(key, n) is not None)
 
     def last_answer(self, key: bytes | None, n: int) -> OriginAnswer | None:
-        """The last that answers it: for who asks more often than was asked."""
+        """The last recorded answer, for an agent that asks this more often than was asked in the origin. None: no answer."""
         found = [answer for answer in self._answers.get(key or b"", ()) if len(answer.turns) == n]
         return found[-1] if found else None
 

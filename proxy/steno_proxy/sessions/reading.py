@@ -176,7 +176,7 @@ def read(said: RequestMessages, at: ReadPosition) -> RecognisedMessages:
 
 
 def settled(said: RequestMessages, form: RecognisedMessages, places: int) -> RecognisedMessages:
-    """The same if only its first `places` are gone on from: all others are what the client said, in the format's own manner."""
+    """The `form` if only its first `places` are gone on from: all others are as the client wrote them, in the format's manner."""
     at = form.messages_in(places)
     kept = [unit for unit in form.units.values() if unit.end <= at]
     units = [*kept, *_own(said, at)]

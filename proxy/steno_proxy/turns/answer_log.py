@@ -108,9 +108,9 @@ class LogReader:
         return self._written
 
     def restart(self, index: int) -> None:
-        """A choice begins again of which no event was written. Its writer may hold what the attempt before had said (space that a
-        text begins with, a call whose kind was not known yet): nothing of that is in the new one. Writers of several choices
-        hold back nothing of the kind."""
+        """A choice begins again, and none of its events was written. The writer may hold back parts of the earlier attempt (space
+        at the start of a text, a call whose kind was not known yet), so it is replaced. Writers of several choices hold back
+        nothing of this kind."""
         if self._writer is not None and self._asked.n == 1:
             self._openings.pop(index, None)
             self._writer = self._dialect.writer(self._asked, self._header)
@@ -175,7 +175,7 @@ class LoggedChoice(PromptedChoice, Protocol):
         ...
 
     def finish(self, now: float) -> Choice:
-        """It is on record: what its clients are to see."""
+        """Return what clients are to see of the choice. Its whole turn is on record."""
         ...
 
 
@@ -290,7 +290,7 @@ class AnswerLog:
 
 
 def _tell(reader: LogReader, choice: LoggedChoice, pieces: Sequence[Piece]) -> bool:
-    """Whether one of them closes a block for this client."""
+    """Tell a reader these pieces. Returns: whether one of them closes a block for this client."""
     closes = False
     for piece in pieces:
         closes = reader.closes(choice.index, piece) or closes
@@ -299,7 +299,7 @@ def _tell(reader: LogReader, choice: LoggedChoice, pieces: Sequence[Piece]) -> b
 
 
 def _in_lines(data: bytes) -> bytes:
-    """Events of which each line is one for every client."""
+    """Escape the characters that some clients take for the end of a line (`_LINE_ENDS`)."""
     if not data.isascii():
         for line_end, escaped in _LINE_ENDS:
             data = data.replace(line_end, escaped)

@@ -101,11 +101,11 @@ class OpenChoice:
         return self.transcript.started
 
     def pieces(self) -> Sequence[Piece] | None:
-        """All that has come of it, for who comes now. None: it has not begun."""
+        """What has come so far, as pieces, for a client that joins now. None: it has not begun."""
         return self.transcript.pieces() if self.transcript.started is not None else None
 
     def finish(self, now: float) -> Choice:
-        """It is on record, whole. Args: now: when it ended, if no token says that. Unix seconds."""
+        """Return what clients are to see of it; its whole turn is on record. now: its end if it has no token, Unix seconds."""
         finished = self.finished = self.transcript.choice(self.index)
         finished.ended = self.facts.last_token or now
         if self.facts.asked.returns_ids:
@@ -116,7 +116,7 @@ class OpenChoice:
 
     @property
     def tokenizer(self) -> bytes:
-        """What its ids are of."""
+        """The key of the tokenizer that its ids are of."""
         return tokenizer_key(self.stream.card.tokenizer_digest)
 
     def moved(self, order: Order, stream: Stream) -> None:
@@ -191,7 +191,7 @@ class OpenChoice:
         if self.transcript.started is None or self.commit is not None:
             return
         if error is not None and error.retryable and self.saving is None and self.transcript.is_empty():
-            return  # nothing was sampled, and who asks again is no sibling of nothing
+            return  # nothing was sampled, and a second try shall not be its sibling
         self._in_one_piece = in_one_piece
         self.commit = _to_its_end(self._commit(error, in_one_piece))
         await asyncio.shield(self.commit)
@@ -247,7 +247,7 @@ class OpenChoice:
             log.warning("turn %s: can't record how much was delivered: %s", self.transcript.turn_id, error.message)
 
     def _keep_path(self, turn: Turn) -> None:
-        """Where the conversation stands now: its next turn begins with this."""
+        """Keep the path that this turn ends in the cache: the next turn's prompt begins with its ids."""
         prefix = self.plan.prefix.ids if turn.parent_id is not None else b""
         ids = b"".join((prefix, turn.new_prompt_ids, turn.completion_ids))
         self._recorder.keep_path(self._recording, turn.turn_id, TokenPath(ids, turn.reply), turn.parent_id)
@@ -259,7 +259,7 @@ class OpenChoice:
             self._recorder.traces.turn(session, turn, traceparent=facts.asked.traceparent, moves=facts.moves)
 
     def _count_late(self, recorded_tokens: int) -> None:
-        """Its client has gone on elsewhere from what was on record of it: the rest of what was sampled came too late."""
+        """Count the tokens of a turn that its client has gone on from at another replica: those not on record then are late."""
         tokens = self.transcript.tokens
         late = max(tokens - recorded_tokens, 0)
         metrics.COMPLETION_TOKENS.inc(tokens - late)
@@ -284,7 +284,8 @@ class OpenChoice:
 
 
 def _to_its_end(write: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Also when nobody waits for it any more. What it fails with is for who waits; the store and `_commit` have logged it."""
+    """Run a write as a task that goes on if its caller is cancelled. An error is for the caller: if nobody awaits the task any
+    more, it is dropped, since the store and `_commit` have logged it."""
     task = asyncio.ensure_future(write)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

@@ -56,7 +56,7 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     Raises: `error`, where it can't go on.
     """
     transcript, order, lost_worker = choice.transcript, choice.order, choice.stream.worker_id
-    # Its upstream is the same behind every worker, and may be paid by the request: what fails there is the client's to repeat.
+    # Every worker has the same upstream, which may charge for each request: after its failure, the client decides on a retry.
     if choice.stream.card.text_only and not isinstance(error, WorkerLost):
         raise error
     how, full = _how(transcript, untold=untold), isinstance(error, TooManyRequests)
@@ -129,9 +129,9 @@ def _broken(how: str, choice: OpenChoice, error: StenoError, why: str) -> StenoE
 
 
 async def _placed_beside(hub: Hub, choice: OpenChoice, order: Order, error: TooManyRequests, *, wait: bool) -> Stream:
-    """At another worker than those whose engines are full, or, after a pause, at any of them again.
+    """Place the order at a worker whose engine did not say that it is full; else, after a pause, at any of them again.
 
-    Args: wait: there may be a pause: until `queue_s` after the first of them was full, as queued requests wait.
+    Args: wait: it may pause. It gives up `queue_s` after the first engine was full, as queued requests do.
     Raises: as `Hub.place`.
     """
     full, now, most_s = choice.full, asyncio.get_running_loop().time, hub.settings.queue_s

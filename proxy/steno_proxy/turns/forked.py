@@ -78,7 +78,7 @@ async def from_record(
 
 
 def key_of(origin: ForkOrigin, asked: CanonicalRequest, plan: Plan) -> bytes | None:
-    """By which the origin knows what is asked; None: it can't."""
+    """The key under which the origin has what is asked; None: it can't have anything like it."""
     after = plan.parent_id if plan.parent >= 0 and not plan.is_prompt else None
     messages = plan.new_messages if after is not None else plan.messages
     key = origin.key(after, messages, plan.job.prompt_ids, plan.job.tools, plan.options)
@@ -90,7 +90,7 @@ def key_of(origin: ForkOrigin, asked: CanonicalRequest, plan: Plan) -> bytes | N
 
 
 def is_replayed(recording: Recording, plan: Plan) -> bool:
-    """Whether a request goes on from ids of the trial that its own was forked from."""
+    """Whether a request of a forked trial goes on from a turn on record, whose ids may be the origin's."""
     session = recording.session
     return session is not None and session.fork_of is not None and plan.parent >= 0
 
@@ -107,14 +107,14 @@ class _Used:
 
 
 def _is_past(recording: Recording, origin: ForkOrigin) -> bool:
-    """Whether the turn of the fork has had its answer here, or is about to: everything after it is new."""
+    """Whether the trial is past its fork, so that what it asks is new: the turn of the fork is on record, or is sampled anew."""
     if not origin.fork.resample:
         return recording.tree.number(origin.fork.turn_id) >= 0
     return recording.resampling > 0 or _has_own(recording, origin)
 
 
 def _has_own(recording: Recording, origin: ForkOrigin) -> bool:
-    """Whether a turn is on record that was not told."""
+    """Whether this trial has a turn on record that is not one of the origin's."""
     return any(turn_id not in origin.ended for turn_id in recording.tree.ids)
 
 
@@ -126,7 +126,7 @@ async def _same_prompt(recorder: Recorder, origin: ForkOrigin, plan: Plan) -> Pl
     at = plan.prefix.messages
     if turn.parent_id != plan.parent_id or len(turn.messages) != len(plan.messages) - at:
         return plan
-    # Results may come in another order: by call, the id that the worker is to see.
+    # Results of calls may come in another order. own: the id that the worker is to see, by the call that a result names.
     own: dict[tuple[str, int] | None, str] = {}
     for asked, sent in zip(plan.messages[at:], plan.job.messages[at:], strict=True):
         if named := parse_call_id(asked.get("tool_call_id") or ""):

@@ -77,7 +77,7 @@ class JoinedReader(LogReader):
             self._woken.set()
 
     def fail(self, error: StenoError) -> None:
-        """No more comes. Too late once everything has."""
+        """End the answer with this error. Does nothing once the reader was told the end."""
         if self._failure is None and not self._ended:
             self._failure = error
             self._woken.set()

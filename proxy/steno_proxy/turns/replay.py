@@ -18,8 +18,8 @@ from steno_proxy.turns.transcript import pieces_of
 
 
 class Replay:
-    """`RunningAnswer` from the record. turns: whole, in order of their choices. prefix_ids: what those that have a parent go on
-    from."""
+    """`RunningAnswer` from the record. turns: whole, in order of their choices. prefix_ids: the ids of the parent's path,
+    for turns that have a parent."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Replay:
         return choice
 
     async def _note_delivery(self) -> None:
-        """The client has now what it had not. A failure to note it is only counted."""
+        """Record that the client has been sent all tokens of the turns. A failure to note it is only counted."""
         for turn in self._turns:
             if turn.delivered is not None and turn.delivered >= turn.completion_tokens:
                 continue

@@ -115,12 +115,13 @@ class Request:
             self._time_is_over_in(left_s, on_record=session is not None and session.first_turn_at is not None)
 
     def let_go(self) -> None:
-        """It no longer samples the turn of a fork: that is on record, or its retry does. Idempotent."""
+        """Note that it no longer samples the turn of the trial's fork: its turn is on record, or it has failed. Idempotent."""
         self.recording.resampling -= self._resamples
         self._resamples = False
 
     def _time_is_over_in(self, left_s: float, *, on_record: bool) -> None:
-        """Args: on_record: since when it runs is on record, perhaps by another clock. Else it has run from this request on."""
+        """Start the timer of the wall time. Args: on_record: the session's first turn is on record, perhaps timed by
+        another clock; False: the wall time began with this request."""
 
         def over() -> None:
             self._ending = asyncio.ensure_future(self._end_in_time() if on_record else self._end("max_wall_s"))
@@ -247,8 +248,8 @@ class Request:
         """Add a client, which gets this answer from its beginning.
 
         Returns: None: this request is about to end; wait for `done`.
-        A client that a write waits for reads no longer, and has sent the request again: so this turn ends, and the retry is a new
-        attempt.
+        If a write waits for the first client (and no other has joined), that client has stopped reading and has sent the request
+        again: this turn ends, and the retry is a new attempt.
         Raises: TooManyRequests.
         """
         if self.log.first.writing and not self.log.joined:

@@ -12,8 +12,9 @@ the same conversation, tools, options, format, model and sampling asked for. The
 
 An answer that was gone on from has arrived, so it is no candidate. Among several, one that did not reach its client goes first,
 then the newest. A request that was refused with nothing on record, or whose client left while it waited for a worker, is
-remembered for its retry, at any replica: that one is new. One that its trial's rate refused is remembered by the process that did
-(`rate_limit.py`). One that nobody saw (its connection was refused) is not, and its retry may get an identical sibling's answer.
+remembered for its retry, at any replica: the retry is new. A request over the trial's rate limit is remembered by the process
+that refused it (`rate_limit.py`). A request that no proxy saw (its connection was refused) is not remembered, and its retry may
+get an identical sibling's answer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ WINDOW_S = 900.0
 """How long after its end a turn can be what a retry repeats. Seconds; SDKs wait up to 60 s between attempts, and a client may
 have waited for the answer until its own timeout, mostly 600 s."""
 MOST_TURNS = 256
-"""Of those asked alike, how many are looked at; an answer has at most 128."""
+"""How many turns with the same prompt are looked at, the newest first; an answer has at most 128 turns."""
 
 
 def retries_so_far(headers: Iterable[tuple[bytes, bytes]]) -> int:

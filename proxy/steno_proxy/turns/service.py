@@ -155,7 +155,7 @@ class TurnService:
                     await self._check_room(recording, asked.n)  # it may have waited
                     request.plan = request.plan.rerooted(ForkReason.TOKENIZER_CHANGED)
                     request.choices.append(await self._open(request, index, facts))
-            if self._draining:  # since it was looked at above; nobody waits for what would run from now on
+            if self._draining:  # it began after the check above, and `drain` does not wait for this request
                 raise _about_to_stop()
         except BaseException as error:
             request.let_go()
@@ -182,7 +182,7 @@ class TurnService:
                 count(dialect.name, "joined").inc()
                 return joined
             await request.done.wait()
-        # What came on record since this was entered, and before it was noted, is seen only now.
+        # Turns that were recorded after the first `enter` and before `_noted` are seen only now.
         recording = await self.recorder.enter(trial_id, again=True)
         earlier = await retry_matching.on_record(self.recorder, recording, sought, self.clock())
         if earlier is None:
@@ -256,7 +256,7 @@ class TurnService:
         return job, changed
 
     async def _place(self, recording: Recording, order: Order, n: int) -> Stream:
-        """A stream for it, after a wait where every worker is busy. Meanwhile much may have become of the session.
+        """Open a stream for the order, after a wait if every worker is busy. After a wait, session and limits are checked again.
 
         Raises: as `Hub.place`; Gone, BudgetSpent, StoreUnavailable, ProxyStopping.
         """

@@ -25,15 +25,15 @@ from steno_proxy.workers.placement import Order
 from steno_proxy.workers.stream import Stream
 
 _CANCELLED = frozenset({"client_left", "session_closed", "budget_spent", "proxy_stopped"})
-"""Codes of the ends that come from outside the model: `cancelled`. Any other failure is `error`."""
+"""Codes of errors from outside the model: they end a turn as `cancelled`, any other error ends it as `error`."""
 
 
 class TurnFacts(msgspec.Struct):
-    """What is known of a turn besides what the worker said. Times in Unix seconds; None: it never came to that.
+    """What is known of a turn besides what the worker said. Times in Unix seconds; None: that did not happen.
 
-    changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`. request: as
-    its retries know it; None: nothing else will come of it. task_step: the trial was at when it was asked. moves: to other
-    workers.
+    changed: what the trial's sampling policy changed. answer_id: turn id of the first of n. retry_of: see `Turn`. request: the
+    key by which its retries are found; None: this turn is not paired with retries. task_step: the step that the trial was at
+    when this was asked. moves: to other workers.
     """
 
     asked: CanonicalRequest

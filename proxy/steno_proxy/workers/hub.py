@@ -68,7 +68,7 @@ together: 16 MiB. Workers that show their key in the header are none of them, so
 LINGER_S = 15.0
 """How long a refused stranger counts as one at most: until its socket is closed, for which uvicorn waits 10 s."""
 ANSWER_S = 7.5
-"""How long who has a name may be silent when another boot comes with it. A worker waits 10 s for its Welcome."""
+"""How long the worker that has a name may be silent when another boot comes with it. A worker waits 10 s for its Welcome."""
 LOOK_S = 0.05
 
 
@@ -79,9 +79,9 @@ class Hub:
         proxy_id: names this replica to workers.
         clock: monotonic seconds.
 
-    Attributes: is_worker: whether a key opens the workers' socket; by default the settings' does. is_model: whether a name is
-        that of a model which some worker has served, here or at another replica: no other model answers for it. has_default:
-        whether some such model is of the default policy: no other policy's answers for a name that is none's.
+    Attributes: is_worker: whether a key opens the workers' socket; by default the settings' does. is_model: whether some worker
+        has served a model of this name, here or at another replica: then no other model answers for it. has_default: whether some
+        such model is of the default policy: then only that policy answers for a name that no model has.
     """
 
     def __init__(self, settings: RelaySettings, *, proxy_id: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -83,7 +83,7 @@ class Order:
         )  # fmt: skip
 
     def size_bytes(self) -> int:
-        """Of its frame, within some hundred bytes. Encodes it. Raises BadRequest: it can't be."""
+        """The size of its frame, within some hundred bytes. Encodes the job. Raises: BadRequest: the job can't be encoded."""
         try:
             return len(msgspec.msgpack.encode(self.job)) + len(self.prefix.ids) + len(self.sampled_ids)
         except (RecursionError, OverflowError) as error:

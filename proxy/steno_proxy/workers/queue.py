@@ -1,9 +1,10 @@
 """Queue of turns that wait for a worker: bounded, each with a deadline, fair across trials.
 
-Trials take turns: one that asks for a hundred completions at once delays another's single one by one. What a trial waits for in
-vain holds up neither what else it asks for nor others. What waits because its worker was lost (I9) goes first. Owns no places and
-chooses no worker: each waiter brings a function that takes a place, or says why there is none yet. Single-threaded; nothing here
-costs anything while nobody waits, and a look at the queue asks for each route once, and for a place more for each that it gives.
+Trials take turns: a trial that asks for a hundred completions at once delays a single one of another trial by one. A request
+that can't be placed holds up neither its trial's requests for other routes nor other trials. Turns whose worker was lost (I9) go
+first. This module owns no places and chooses no worker: each waiter brings a function that takes a place, or says why there is
+none yet. Single-threaded; costs nothing while nobody waits. A pass over the queue tries each route once, and once more for each
+place that it gives.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class WaitQueue(Generic[T]):
         raise copy.copy(told)
 
     def dismiss(self, why: Callable[[], StenoError]) -> None:
-        """Nobody but those who are urgent gets a place any more: who waits is told why."""
+        """End the wait of every request that waits now and is not urgent, with the error that `why` makes."""
         for lane in self._lanes:
             for waiter in lane.waiters:
                 if not waiter.placed.done():

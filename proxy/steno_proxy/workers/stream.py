@@ -74,7 +74,7 @@ class Stream:
         self._window = window_tokens
         self._spent = 0  # credit used by what has arrived
         self._said = 0  # bytes, as MAX_SAID_BYTES counts
-        self._repaid = 0  # of that, granted anew
+        self._repaid = 0  # how much of `_spent` was granted anew
         self._events: list[StreamEvent] = []
         self._failure: StenoError | None = None
         self._waiter: asyncio.Future[None] | None = None

@@ -61,7 +61,7 @@ class Watcher(Protocol):
         ...
 
     def announced(self, worker: WorkerChannel) -> None:
-        """What it serves has changed."""
+        """The worker has announced what it serves, which may be the same as before."""
         ...
 
     def progressed(self, worker: WorkerChannel, said: Progress) -> None:

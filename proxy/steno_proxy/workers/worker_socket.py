@@ -101,7 +101,7 @@ _MOST_HEAD_BYTES = 14
 
 
 def _head_bytes(head: bytes) -> int:
-    """How long this frame's head is; at least 2, of which it depends."""
+    """The length of this frame's head, which its first 2 bytes tell; 2 while they have not come."""
     if len(head) < 2:
         return 2
     return 2 + {126: 2, 127: 8}.get(head[1] & 0x7F, 0) + (4 if head[1] & 0x80 else 0)

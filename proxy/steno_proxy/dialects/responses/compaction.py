@@ -57,7 +57,7 @@ def triggered_body(request: ResponsesRequest, header: Header, choice: Choice) ->
 
 class CompactionWriter(ResponsesWriter):
     """Streams the answer to TRIGGER. It writes nothing before the summary is whole, since that leaves sealed. The
-    events that open the response come with the summary; if there is none, before `response.failed`."""
+    events that open the response come with the summary; if there is none, before the event of the failure."""
 
     def begin(self, index: int, prompt_tokens: int, cached_tokens: int) -> bytes:
         return b""

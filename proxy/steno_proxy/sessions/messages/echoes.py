@@ -108,7 +108,7 @@ def _without_reasoning(said: Message, reply: Message) -> Message:
 
 
 def _with_tagged_reasoning(said: Message, whole: str) -> Message:
-    """The same message, or with the tags that the recorded text begins with, where it has in another way what is between them."""
+    """The message, with the tagged reasoning that the recorded text begins with, if it has that reasoning in another form."""
     recorded = _tagged(whole)
     if recorded is None:
         return said
