@@ -19,8 +19,7 @@ REQUESTS = Counter(
 )  # fmt: skip
 REFUSED_KEYS = Counter(
     "steno_proxy_refused_keys_total",
-    "Requests without a key, or with one that does not open what they asked for: of the `agents`' routes, or of the `control` "
-    "plane",
+    "Requests refused because they had no key, or one without access to the route; plane: `agents` (their routes) or `control`",
     ["plane"],
 )  # fmt: skip
 TURNS = Counter(
@@ -39,13 +38,13 @@ UNRECORDED_TOKENS = Counter(
 )  # fmt: skip
 TRACE_SPANS = Counter(
     "steno_proxy_trace_spans_total",
-    "OpenTelemetry spans (`otel_endpoint`): `sent`, `refused` (by the collector, or too large), or `dropped`, since it was away "
-    "for too long",
+    "OpenTelemetry spans (`otel_endpoint`): `sent`, `refused` (by the collector, or too large), or `dropped` because the "
+    "collector was away for too long",
     ["outcome"],
 )  # fmt: skip
 RECEIVED_TOKENS = Counter(
     "steno_proxy_received_tokens_total",
-    "Sampled tokens that came from workers. With no turn in flight: recorded (but text-only ones), unrecorded and late together",
+    "Sampled tokens that came from workers. With no turn in flight, the sum of recorded (without text-only), unrecorded and late",
 )
 LATE_TOKENS = Counter(
     "steno_proxy_late_tokens_total",
@@ -63,26 +62,26 @@ RECOGNISED = Counter(
 )  # fmt: skip
 ECHOES = Counter(
     "steno_proxy_echoes_total",
-    "Replies that came back written otherwise and were recognised all the same, by what: `beginning` of a turn that was cut off, "
-    "`call_ids`: its calls rewritten under our ids, `calls`: its calls without the text beside them, `reasoning`: its reasoning "
-    "put into its text, between tags, `space`: other white space around its text, `split`: in several messages",
+    "Replies that clients sent back changed and that were recognised, by the change: `beginning`: only the beginning of a turn "
+    "that was cut off, `call_ids`: calls rewritten under our ids, `calls`: calls without the text beside them, `reasoning`: "
+    "reasoning put into the text, between tags, `space`: other white space around the text, `split`: in several messages",
     ["dialect", "how"],
 )  # fmt: skip
 RETRIES = Counter(
     "steno_proxy_retries_total",
-    "Requests that their client marked as retries: `joined` one that runs, `replayed` a recorded answer, `superseded` a turn "
-    "that broke (never trained), or `new`: nothing on record to repeat, as after a 429 or 503",
+    "Requests that their client marked as retries: `joined` a running request, `replayed` a recorded answer, `superseded` a "
+    "turn that broke (never trained), or `new`: nothing on record to repeat, as after a 429 or 503",
     ["dialect", "how"],
 )  # fmt: skip
 FAILOVERS = Counter(
     "steno_proxy_failovers_total",
     "Turns whose worker was lost or gave up: `moved` before anything was sampled, `taken_over` from the last token, `restarted` "
-    "with nothing told yet; or broken: `not_resumable` (a grammar, penalties over the output), `no_worker` that could go on",
+    "before the client got anything; or given up: `not_resumable` (a grammar, penalties over the output), `no_worker` to go on",
     ["how"],
 )  # fmt: skip
 DROPPED = Counter(
     "steno_proxy_dropped_items_total",
-    "Items left out of requests because their type is not known; the types want support. `other`: more than a few of them",
+    "Items left out of requests because the proxy does not support their type. `other`: after 32 types, or odd names",
     ["dialect", "type"],
 )  # fmt: skip
 TTFT = Histogram(
@@ -114,19 +113,19 @@ POLICY_STAGED = Counter(
 )
 POLICY_UPLOADED = Counter(
     "steno_proxy_policy_uploaded_bytes_total",
-    "Bytes of weights that trainers uploaded to this proxy; several times a model's size is re-sent after cuts, or late workers",
+    "Bytes of weights that trainers uploaded here; several times a model's size: sent again, after cuts or to late workers",
 )
 BEHIND = Gauge(
     "steno_proxy_workers_behind", "Workers that get no turns of a policy until they serve its version in force"
 )
 UNSOUND = Counter(
     "steno_proxy_unsound_turns_total",
-    "Turns of which a worker said what can't be: a log-probability that is none, an id beyond the vocabulary, the digest of "
-    "another prompt, more tokens than asked for. Nothing of that goes on record; the log says which worker",
+    "Turns for which a worker sent invalid data: a log-probability that can't be one, an id outside the vocabulary, the digest "
+    "of another prompt, more tokens than asked for. Invalid data is never recorded; the log names the worker",
 )
 SUSPECT = Gauge(
     "steno_proxy_workers_suspect",
-    "Workers whose new turns go to others, while others can take them, after several unsound turns of several trials",
+    "Workers that sent invalid data for turns of several trials: new turns go to other workers while others can take them",
 )
 LEASES = Counter(
     "steno_proxy_leases_total",
@@ -156,14 +155,15 @@ ACCEPT_FAILURES = Counter(
 )
 STORE_FULLNESS = Gauge(
     "steno_proxy_store_fullness_ratio",
-    "Memory of Redis in use, of its `maxmemory` (of its machine's memory, where that is 0). From 0.7 on ended sessions that "
-    "nobody waits for go to the "
-    "archive at once; from 0.8 on there are no new trials, and running ones go on",
+    "Share of Redis' `maxmemory` in use (of its machine's memory, if `maxmemory` is 0). From 0.7 on, ended sessions that no "
+    "group needs and that await no reward go to the archive at once; from 0.8 on, new trials are refused and running ones go on",
 )
 ARCHIVED_SESSIONS = Counter(
     "steno_proxy_archived_sessions_total", "Ended sessions that this replica moved from Redis to the archive"
 )
-ARCHIVED_BYTES = Counter("steno_proxy_archived_bytes_total", "Bytes that these sessions take in the archive")
+ARCHIVED_BYTES = Counter(
+    "steno_proxy_archived_bytes_total", "Bytes in the archive of the sessions that this replica moved there"
+)
 ARCHIVE_ERRORS = Counter(
     "steno_proxy_archive_errors_total",
     "Rounds of archiving that failed, and sessions that could not be archived: all of it is still in Redis. The log says why",
@@ -172,7 +172,7 @@ STREAMS = Gauge("steno_proxy_streams", "Turns in flight now")
 WORKERS = Gauge("steno_proxy_workers", "Workers connected now")
 MODELS = Gauge("steno_proxy_models", "Models that a worker can serve now; at 0 every request gets 503")
 TREES = Gauge("steno_proxy_trees", "Sessions whose conversation tree is in memory")
-TREE_BYTES = Gauge("steno_proxy_trees_bytes", "Memory of those trees, roughly, in bytes")
+TREE_BYTES = Gauge("steno_proxy_trees_bytes", "Bytes of the conversation trees in memory, roughly")
 
 
 _TYPE = re.compile(r"[a-z][a-z0-9_.-]{0,39}")

@@ -33,7 +33,7 @@ Epoch = Annotated[
         alias=EPOCH_HEADER,
         ge=1,
         le=2**53,
-        description="what a trainer got as it registered; 409: a newer trainer has the run",
+        description="the epoch that the trainer got when it registered; 409: a newer trainer has the run",
     ),
 ]
 _ROOMY = msgspec.msgpack.Encoder(enc_hook=str)

@@ -98,7 +98,8 @@ class Archiver:
             if here.redis != self._store.home:
                 raise ArchiveUnreadable(
                     f"the archive {url} is of the Redis {here.redis}, and this one is {self._store.home}: give each Redis an "
-                    "archive of its own; if this one replaces the other, remove archive.json, and it lists the archived sessions"
+                    "archive of its own; if this Redis replaces the other, remove archive.json: then the archived sessions are "
+                    "listed again"
                 )
             log.warning("%s has lost its data: taking the archive %s, and listing its sessions again", here.redis, url)
         await self._objects.begin(ArchiveIdentity(mine, self._store.home))

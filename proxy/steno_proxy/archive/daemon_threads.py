@@ -48,7 +48,9 @@ class DaemonThreads:
                 else:
                     done.set_result(result)  # type: ignore[arg-type]  # the work's own
             elif error is not None:
-                log.warning("a call that nobody waits for any more has failed: %s: %s", type(error).__name__, error)
+                log.warning(
+                    "an archive call failed after its caller stopped waiting: %s: %s", type(error).__name__, error
+                )
 
         def run() -> None:
             result: T | None = None

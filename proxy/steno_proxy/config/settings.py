@@ -68,8 +68,8 @@ class ProxySettings(Settings):
     )
     trial_secret: SecretStr | None = Field(
         None,
-        description="agents' and harness keys derive from the first line, those of other lines stay good; unset: made of "
-        "the first admin key, kept in the store",
+        description="new agents' and harness keys are derived from the first line; keys derived from other lines stay valid; "
+        "unset: a secret made of the first admin key, kept in the store",
     )
 
     keys_dir: Path | None = Field(
@@ -91,8 +91,8 @@ class ProxySettings(Settings):
     redis_wait_s: float = Field(1.0, gt=0, le=60, description="seconds that a write waits for these replicas; then 503")
     archive: str | None = Field(
         None,
-        description="where ended sessions go from Redis: a folder or a URL that fsspec knows (s3://BUCKET/PATH), the same of all "
-        "replicas; off: nowhere; unset: a folder of this Redis in archive/, in keys_dir or else in ~/.local/share/steno",
+        description="where ended sessions go from Redis: a folder or a URL that fsspec knows (s3://BUCKET/PATH), one for all "
+        "replicas; off: nowhere; unset: a folder for this Redis, in archive/ of keys_dir or else of ~/.local/share/steno",
     )
     retention_s: float | None = Field(
         None,
@@ -109,8 +109,8 @@ class ProxySettings(Settings):
     tree_cache_bytes: int = Field(
         256 * 2**20,
         ge=0,
-        description="memory for conversation trees in this process, roughly, and half as much beside (at least 16 MiB) for the "
-        "tokens of their newest turns; what was dropped is read from the store again",
+        description="bytes of conversation trees in this process's memory, roughly; the tokens of their newest turns take up to "
+        "half as much more (at least 16 MiB); what was dropped is read from the store again",
     )
 
     # -- generation
@@ -118,8 +118,8 @@ class ProxySettings(Settings):
     max_request_nodes: int = Field(
         40_000,
         ge=100,
-        description="objects and arrays in a request body (messages, parts, calls, tools, parts of schemas); of all values ten "
-        "times as many; above it: 413",
+        description="objects and arrays that a request body may hold (messages, parts, calls, tools, parts of schemas); it may "
+        "hold ten times as many values in all; more: 413",
     )
     max_inflight_bytes: int = Field(
         512 * 2**20,
@@ -128,7 +128,9 @@ class ProxySettings(Settings):
         "body is not kept; bodies up to 256 KiB are not counted",
     )
     trial_inflight_bytes: int = Field(
-        128 * 2**20, ge=1024, description="the same, of one trial's bodies; a single one above either: 413"
+        128 * 2**20,
+        ge=1024,
+        description="as max_inflight_bytes, for the bodies of one trial; a single body above either limit: 413",
     )
     body_timeout_s: float = Field(60.0, gt=0, description="seconds a client may take to send its body: then 408")
     keepalive_s: float = Field(10.0, gt=0, description="seconds of silence on a stream before a keepalive comment")
@@ -163,7 +165,8 @@ class ProxySettings(Settings):
         None, description="key of the upstream; unset: from its provider's environment variable"
     )
     upstream_images: Literal["auto", "on", "off"] = Field(
-        "auto", description="send images to a text-only upstream; auto: if LiteLLM says that the model takes images"
+        "auto",
+        description="send images to an upstream that gives no token ids; auto: if LiteLLM says that its model takes them",
     )
     upstream_tokens: Literal["auto", "require", "off"] = Field(
         "auto",
@@ -187,7 +190,7 @@ class ProxySettings(Settings):
     max_waiting: int = Field(
         1024,
         ge=0,
-        description="requests that may wait for a worker, trials in turn; more: 429",
+        description="requests that may wait for a worker (the trials take turns); more: 429",
     )
     queue_s: float = Field(
         60.0,
@@ -205,7 +208,7 @@ class ProxySettings(Settings):
     otel_headers: SecretStr | None = Field(
         None, description="headers for the collector: NAME=VALUE, several separated by commas"
     )
-    otel_content: bool = Field(False, description="spans hold what was said too: messages and replies")
+    otel_content: bool = Field(False, description="spans also hold the text of messages and replies")
 
     @field_validator("public_url")
     @classmethod
@@ -240,7 +243,7 @@ class ProxySettings(Settings):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"got {value!r}, must be http(s)://host[:port][/path]")
         if parts.username or parts.query:
-            raise ValueError("must have no user and no query: otel_headers is for keys")
+            raise ValueError("must have no user and no query: put keys into otel_headers")
         return value
 
     @property
@@ -252,7 +255,7 @@ class ProxySettings(Settings):
             name, separator, value = pair.strip().partition("=")
             if not separator or not _HEADER.fullmatch(name.strip()) or not value.isprintable() or not value.isascii():
                 raise ConfigError(
-                    f"otel_headers: header {number + 1} is not NAME=VALUE with a name of letters, digits and dashes",
+                    f"otel_headers: header {number + 1} must be NAME=VALUE: in NAME letters, digits, - and _, in VALUE ASCII",
                     field="otel_headers",
                 )
             found[name.strip()] = value.strip()

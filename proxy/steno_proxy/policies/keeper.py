@@ -360,7 +360,11 @@ class PolicyKeeper:
             card.policy for card in worker.models if not card.text_only and self._is_behind(worker, card)
         )
         if behind != worker.behind:
-            log.info("worker %s: %s", worker.id, f"behind with {', '.join(sorted(behind))}" if behind else "up to date")
+            log.info(
+                "worker %s: %s",
+                worker.id,
+                f"has old weights and gets no turns of {', '.join(sorted(behind))}" if behind else "up to date",
+            )
             worker.behind = behind
             worker.on_change()  # turns may wait for it
 

@@ -93,7 +93,7 @@ class Acceptor:
             self._said_at = now
             log.error(
                 "connections can't be accepted and wait: %s. Let the process have more file descriptors (ulimit -n, LimitNOFILE) "
-                "or see who keeps so many connections open",
+                "or find out which clients keep so many connections open",
                 error.strerror,
             )
         self._loop.remove_reader(self.sockets[0])

@@ -343,7 +343,9 @@ def run(settings: ProxySettings, beside: Beside | None = None) -> int:
             generated_keys.announcement(made, settings.keys_dir), flush=True
         )  # not a log line: logs are shipped elsewhere
     if settings.admin_key is None:
-        log.warning("no admin key: everybody on this machine may read and reward every session; loopback only")
+        log.warning(
+            "no admin key: any process on this machine may read and reward every session; listening on loopback only"
+        )
     if settings.redis_url is None:
         log.warning("sessions are kept in memory and end with this process; set --redis-url to keep them")
     server = _Server(

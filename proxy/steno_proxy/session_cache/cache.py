@@ -228,7 +228,7 @@ class Recorder:
 
     def _reread(self, recording: Recording, why: str) -> None:
         """The store has lost what it had confirmed (docs/operations.md): nothing of this tree holds."""
-        words = "session %s: %s: the store has lost what it had confirmed, and what is left is read anew"
+        words = "session %s: %s: the store has lost what it had confirmed; the session is read again from what is left"
         log.error(words, recording.trial_id, why)
         recording.reset()
         if not (recording.in_use or recording.passed_fork):
@@ -348,7 +348,7 @@ class Recorder:
             if (row.turn_id, turn.turn_id) != (turn_id, turn_id):
                 break
             if row.finish == OPEN and _are_of_one_commit(row, turn):
-                error = "proxy_lost: its client went on without the rest"
+                error = "proxy_lost: the client went on before the end of this turn was recorded"
                 sealed = turn.model_copy(update={"finish_reason": "cancelled", "error": error})
                 ended = msgspec.structs.replace(row, finish="cancelled")
                 with contextlib.suppress(RecordedOtherwise):

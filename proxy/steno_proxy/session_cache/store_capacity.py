@@ -41,7 +41,7 @@ class StoreCapacity:
         metrics.STORE_FULLNESS.set(share)
         for bound, what in (
             (FULL, "no new trials are taken, running ones go on"),
-            (TIGHT, "ended sessions that nobody waits for are archived at once"),
+            (TIGHT, "ended sessions that no group needs and that await no reward are archived at once"),
         ):
             if before < bound <= share:
                 log.warning(

@@ -54,8 +54,8 @@ def check(policy: SamplingPolicy) -> None:
         for key in forced:
             if not msgspec.structs.replace(_PLAIN, **{key: forced[key]}).is_plain():
                 raise BadRequest(
-                    f"{key}: got {forced[key]!r}: can't be forced with neutralise: true (groups of purpose train have it "
-                    "where nothing else is said), since tokens that are sampled so can't be trained",
+                    f"{key}: got {forced[key]!r}: can't be forced with neutralise: true (the default for groups of purpose "
+                    "train), since tokens that are sampled with it can't be trained",
                     field=f"sampling.force.{key}",
                 )
 

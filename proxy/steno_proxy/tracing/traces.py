@@ -177,7 +177,8 @@ class Traces:
         if not self._away:
             self._away = True
             log.warning(
-                "traces: %s (said once until spans are taken again; steno_proxy_trace_spans_total counts)", what
+                "traces: %s (logged once until the collector takes spans again; see steno_proxy_trace_spans_total)",
+                what,
             )
 
 

@@ -64,7 +64,7 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     refused = full and how == "taken_over" and not choice.stream.received_tokens
     choice.failures += not refused
     if how == "not_resumable":
-        raise _broken(how, choice, error, "it is not resumable, and its client has a part of it")
+        raise _broken(how, choice, error, "it is not resumable, and its client has got a part of the answer already")
     if choice.failures >= MAX_ATTEMPTS:
         if shed:  # nothing is lost, and no worker was
             raise error
@@ -152,4 +152,4 @@ async def _placed_beside(hub: Hub, choice: OpenChoice, order: Order, error: TooM
         async with asyncio.timeout(max(0.0, full.since + most_s - now())):  # at its end they are asked once more
             return await hub.place(order, urgent=True)
     except TimeoutError:
-        raise NoWorker(f"no worker that can go on with it came within {most_s:g} s") from None
+        raise NoWorker(f"no worker could take over this turn within {most_s:g} s (queue_s)") from None

@@ -295,7 +295,7 @@ def difference(plan: Plan, theirs: Turn | None, comparison: ForkComparison) -> s
     Args: theirs: the turn that would have been next; None: all have been told.
     """
     if theirs is None:
-        return "everything on record has been asked already"
+        return "the origin has no more turns to replay: all of them have been asked for"
     where = f"turn {theirs.turn_id} of the origin"
     if plan.parent >= 0 and theirs.parent_id != plan.parent_id:
         where += ", which does not go on from the same turn"
@@ -314,7 +314,7 @@ def difference(plan: Plan, theirs: Turn | None, comparison: ForkComparison) -> s
         ]
         recorded, now = _around(*pair_of_tools)
         return f"the tools differ from those of {where}; recorded: {recorded!r}; asked: {now!r}"
-    return f"template options, or the number of choices, differ from those of {where}, or it has been answered already"
+    return f"template options, or the number of choices, differ from those of {where}, or that turn has been replayed already"
 
 
 def _text(message: Message | None) -> str:

@@ -214,7 +214,7 @@ class Stream:
 
     def _check_prompt(self, event: Started) -> None:
         if len(event.new_ids) & 3 or event.prompt_tokens != event.kept_tokens + (len(event.new_ids) >> 2):
-            raise ProtocolError("Started: prompt_tokens is not kept_tokens and the ids in new_ids")
+            raise ProtocolError("Started: prompt_tokens must be kept_tokens plus the number of ids in new_ids")
         if event.kept_tokens not in (0, self._prefix_tokens):
             raise ProtocolError("Started: keeps a part of the prefix (I2)")
 

@@ -36,7 +36,7 @@ class Readiness(Health):
 
 
 @router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", response_model=Health, summary="The process answers; it looks at nothing else")
+@router.get("/healthz", response_model=Health, summary="200 as long as the process answers; checks nothing else")
 async def healthz(request: Request) -> Response:
     return encoded(request, Health())
 
@@ -52,7 +52,7 @@ async def health() -> Response:
 
 
 @router.get(
-    "/version", dependencies=[Depends(reader)], response_model=Version, summary="Of Steno, in the form that vLLM has"
+    "/version", dependencies=[Depends(reader)], response_model=Version, summary="Steno's version, in vLLM's form"
 )
 async def version(request: Request) -> Response:
     return encoded(request, Version(version=request.app.version))
@@ -63,7 +63,7 @@ async def version(request: Request) -> Response:
     "/readyz",
     response_model=Readiness,
     responses={503: {"model": Readiness}},
-    summary="The store answers (200) and what can be served; no worker yet is not an error of the proxy",
+    summary="200 if the store answers, with the models that can be served; having no worker yet is no error",
 )
 async def readyz(request: Request) -> Response:
     found = services(request)

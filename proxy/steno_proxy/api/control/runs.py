@@ -51,8 +51,8 @@ of_run = [Depends(_key_of_run), Depends(known_query)]
     "/runs/{run_id:path}/trainer",
     dependencies=of_admin,
     response_model=Tenure,
-    summary="Register as the run's trainer: the one before is superseded (409), and what it had leased is served again at once; "
-    "one that was heard of in the last 15 s is not taken over from (409 trainer_alive, retry-after), unless `take_over`",
+    summary="Register as the run's trainer: the trainer before is superseded (409), and its leased groups are served again at "
+    "once. If it was heard of in the last 15 s, 409 trainer_alive with retry-after, unless `take_over`",
 )
 async def take_over_run(request: Request, run_id: RunId, body: TakeOver) -> Response:
     tenure = await services(request).store.runs.take_over(run_id, body.trainer, force=body.take_over)
@@ -106,8 +106,8 @@ async def list_runs(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
     "/runs/{run_id:path}/rollouts",
     dependencies=of_run,
     response_model=RolloutsOver,
-    summary="Whoever rolls out says that no more training groups come, so that a trainer need not wait for them; a group that is "
-    "registered afterwards takes it back",
+    summary="The launcher says that no more training groups come, so that the trainer need not wait for them; a group that is "
+    "registered afterwards takes this back",
 )
 async def rollouts(request: Request, run_id: RunId, body: RolloutsOver) -> Response:
     await services(request).store.runs.set_rollouts_over(run_id, body.over)

@@ -274,7 +274,7 @@ async def complete_session(request: Request, trial_id: TrialId, outcome: Complet
     "/sessions/{trial_id}/task-step",
     dependencies=_harness,
     response_model=Session,
-    summary="Name the step of its task that turns belong to which begin from now on (idempotent; ended: 410)",
+    summary="Name the task step that new turns of the trial belong to from now on (idempotent; ended: 410)",
 )
 async def begin_task_step(request: Request, trial_id: TrialId, step: TaskStep) -> Response:
     store = services(request).store
@@ -286,7 +286,7 @@ async def begin_task_step(request: Request, trial_id: TrialId, step: TaskStep) -
     "/sessions/{trial_id}/rotate-key",
     dependencies=_admin,
     response_model=Trial,
-    summary="The agent's next key; those before it open nothing any more",
+    summary="Make the agent's next key; its earlier keys are no longer valid",
 )
 async def rotate_session_key(request: Request, trial_id: TrialId, wanted: KeyRotation | None = None) -> Response:
     found = services(request)

@@ -64,7 +64,7 @@ async def read_steps(
     "/runs/{run_id:path}/annotations",
     dependencies=of_admin,
     response_model=AnnotationsKept,
-    summary="What a trainer saw in the tokens of turns (two bytes per token): read with the turns, kept as long as they",
+    summary="Post what a trainer measured for the tokens of turns (two bytes per token): read with the turns, kept as long",
 )
 async def post_annotations(request: Request, run_id: RunId, post: AnnotationPost, epoch: Epoch = None) -> Response:
     store = services(request).store
