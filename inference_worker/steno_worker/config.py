@@ -33,7 +33,8 @@ class WorkerSettings(Settings):
     key: ShownKey = Field(None, description="the workers' key of the proxies")
     worker_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()[:100]}-{secrets.token_hex(3)}", pattern=r"^[A-Za-z0-9._:-]{1,128}$",
-        description="unique name of this worker; a fixed one keeps its trials over restarts; default: host and a random part",
+        description="unique name of this worker; with a fixed name it gets the same trials after a restart; default: host name "
+        "and a random part",
     )  # fmt: skip
 
     # -- what it runs
@@ -64,16 +65,16 @@ class WorkerSettings(Settings):
 
     staging_dir: Path | None = Field(
         None,
-        description="folder for weights received through the proxy, or made of patches (also with filesystem): those served and "
-        "those that come, room for two full copies (with room for one, none is left to go back to); this worker's alone; at its "
-        "end the worker removes the served copy, and keeps what was still arriving, to go on from after a restart; default: a "
-        "temporary one",
+        description="folder, of this worker alone, for weights received through the proxy or made of patches (also with "
+        "transport filesystem); needs room for two full copies: the one served and the one arriving (with room for one, the "
+        "worker can't roll back after a refused update); when it stops, the worker removes the served copy, and keeps an "
+        "incomplete one to resume after a restart; default: a temporary folder",
     )
 
     weights_url: str | None = Field(
         None,
-        description="object store that the trainer writes weights to, s3://BUCKET/PREFIX or gs://…: its weights_url; nothing "
-        "but what is below it is read; credentials and endpoint from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL)",
+        description="object store that the trainer writes weights to, s3://BUCKET/PREFIX or gs://…: the trainer's weights_url; "
+        "only objects below it are read; credentials and endpoint from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL)",
     )
 
     # -- how it behaves

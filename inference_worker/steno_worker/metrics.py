@@ -54,13 +54,13 @@ class WorkerMetrics:
         )
         self.unsent = Counter(
             "steno_worker_unsent_tokens_total",
-            "Tokens sampled and not sent, by why: `cancelled` before they were taken, `after_end`: the rest of a step after a "
-            "stop string, `withheld`: of weights not proved when their generation ended, `failed`: could not be read",
+            "Tokens sampled and not sent, by reason: `cancelled` before they were taken, `after_end`: the rest of a step after a "
+            "stop string, `withheld`: the weights had not passed the probe when the generation ended, `failed`: unreadable",
             ["why"], registry=registry,
         )  # fmt: skip
         self.unacknowledged = Counter(
             "steno_worker_unacknowledged_tokens_total",
-            "Tokens sent on channels that were lost before the proxy had acknowledged them: it may lack up to so many",
+            "Tokens sent on channels that were lost before the proxy had acknowledged them: it lacks at most these",
             registry=registry,
         )
         self.deltas = Counter(
@@ -87,7 +87,7 @@ class WorkerMetrics:
             "steno_worker_credit_stalls_total", "Times a generation waited for a slow reader", registry=registry
         )
         self.relay_seconds = Counter(
-            "steno_worker_relay_seconds_total", "CPU time in the relay; by tokens: its cost beside the engine",
+            "steno_worker_relay_seconds_total", "CPU time in the relay; divided by tokens: the relay's cost per token",
             registry=registry,
         )  # fmt: skip
         self.engine_up = Gauge(
@@ -95,8 +95,8 @@ class WorkerMetrics:
         )
         self.updates = Counter(
             "steno_worker_updates_total",
-            "Policy updates by how they ended here: served, or an error's code; gone_back: after one, the weights of before "
-            "serve again",
+            "Policy updates by how they ended here: served, or an error's code; gone_back: after a failed update the worker "
+            "serves the weights of before again",
             ["end"], registry=registry,
         )  # fmt: skip
         self.update_pause = Histogram(

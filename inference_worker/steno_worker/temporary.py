@@ -40,7 +40,7 @@ class TemporaryFolder:
             begun.rename(lock)  # held before it has the name by which others find it
             self._lock = lock
         except OSError as error:
-            logger.warning("%s can't be locked: if this worker is killed, it stays: %s", self.path, error)
+            logger.warning("%s can't be locked: if this worker is killed, remove it yourself: %s", self.path, error)
             with contextlib.suppress(OSError):
                 begun.unlink(missing_ok=True)
 

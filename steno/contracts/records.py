@@ -169,7 +169,7 @@ class Session(BaseModel):
     reward: float | None = Field(None, description="None until posted; 0.0 is a measured zero")
     awaits_reward: bool = Field(
         False,
-        description="it has ended, and its reward, or word that it gets none, comes later; its group waits until its deadline",
+        description="it has ended, and will be scored (or given up) later; its group waits for that, until the deadline",
     )
     metrics: dict[str, float] = Field(default_factory=dict)
     marks: list[str] = Field(default_factory=list, description="text_only, synthetic: never leased")
@@ -181,9 +181,9 @@ class Session(BaseModel):
         None,
         description="the trial whose turns these are; nothing is sampled in this one, which has a reward of its own",
     )
-    key_generation: int = Field(1, ge=1, description="of the agent's key; earlier ones open nothing any more")
+    key_generation: int = Field(1, ge=1, description="generation of the agent's key; keys of earlier ones are refused")
     task_step: str | None = Field(
-        None, description="the step of its task, of several, that turns belong to which begin now; None: nobody said"
+        None, description="task step of the turns that begin now, if the task has several; None: no step was set"
     )
     counts: Counts = Field(default_factory=Counts)
     created_at: float
@@ -191,7 +191,7 @@ class Session(BaseModel):
     first_turn_at: float | None = None
     ended_at: float | None = None
     notes: Notes | None = Field(
-        None, description="requests that were refused, and the like; of a session that is read by itself, not of lists"
+        None, description="refused requests, and parts that were left out; only if one session is read, not in lists"
     )
 
 

@@ -66,7 +66,7 @@ class GroupSpec(BaseModel):
     task: JsonObject = Field(default_factory=dict)
     withheld: JsonObject = Field(
         default_factory=dict,
-        description="fields of the task that agents must not see, for whoever scores them anew; kept where keys are asked for",
+        description="fields of the task that agents must not see, to score trials again; kept only if the proxy asks for keys",
     )
     size: int = Field(ge=1, le=MOST_TRIALS)
     deadline_s: float | None = Field(
@@ -166,7 +166,7 @@ class KeyRotation(BaseModel):
         None,
         ge=1,
         le=999_999_999,
-        description="the one to go on to, which may then be asked for again; default: the next",
+        description="generation of the new key; the same number again changes nothing; default: the next",
     )
 
 

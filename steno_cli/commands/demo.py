@@ -24,7 +24,7 @@ def demo(
         typer.Option("--keep/--no-keep", help="Go on serving afterwards, until Ctrl-C. Default: on a terminal, yes."),
     ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the proxy; else a free one.")] = None,
-    train: Annotated[bool, typer.Option("--train", help="Close the loop: train on what agents did.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Train on the agents' sessions, too.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Optimisation steps.", rich_help_panel=_TRAINING)] = 15,
     seed: Annotated[int, typer.Option(help="Seed of the tasks and of the trainer.", rich_help_panel=_TRAINING)] = 0,
     plot: Annotated[Path, typer.Option(help="PNG of the rewards.", metavar="PATH", rich_help_panel=_TRAINING)] = Path(

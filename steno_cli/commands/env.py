@@ -32,7 +32,7 @@ AgentName = StrEnum("AgentName", {name.upper().replace("-", "_"): name for name 
 
 def env(
     agent: Annotated[AgentName, typer.Argument(help="One of the agents that are known here.", show_choices=True)],
-    trial_id: Annotated[str, typer.Argument(metavar="TRIAL", help="The trial, registered if it is not yet.")],
+    trial_id: Annotated[str, typer.Argument(metavar="TRIAL", help="Id of the trial; it is registered if it is new.")],
     model: Annotated[str, typer.Option(help="Name that the agent asks for; any will do, it is recorded.")] = "policy",
     agent_key: Annotated[
         str | None,

@@ -40,7 +40,7 @@ def rescore(
         str | None,
         typer.Option(
             "--as",
-            help="The new run; the same again goes on; unset: RUN-rescored- and a digest of FILE.py.",
+            help="Id of the new run; give the same id to go on with it; unset: RUN-rescored- and a digest of FILE.py.",
             metavar="RUN",
         ),
     ] = None,

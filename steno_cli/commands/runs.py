@@ -26,7 +26,7 @@ def _groups() -> None:
 
 @app.command("list")
 def list_runs(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most runs to list.")] = 20,
     as_json: Json = False,
     url: Url = None,
     key: Key = None,
@@ -52,7 +52,7 @@ def list_runs(
 @groups_app.command("list")
 def list_groups(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="As given to POST /groups.")],
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Most groups to list.")] = 100,
     as_json: Json = False,
     url: Url = None,
     key: Key = None,

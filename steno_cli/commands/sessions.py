@@ -116,7 +116,9 @@ def show(
 
 @app.command()
 def export(
-    trial_ids: Annotated[list[str] | None, typer.Argument(help="Trials; none: all that match the filters.")] = None,
+    trial_ids: Annotated[
+        list[str] | None, typer.Argument(help="Trial ids; without any: all sessions that match the filters.")
+    ] = None,
     to: Annotated[
         Path | None, typer.Option("--output", "-o", help="File or folder to write; default: standard output.")
     ] = None,

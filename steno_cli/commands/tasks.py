@@ -29,10 +29,12 @@ app = typer.Typer(no_args_is_help=True, help="Look at tasks before anything is t
 class CheckSettings(RolloutSettings):
     """What `steno tasks check` runs with: of the settings of rollouts, those that say what a task is and what it was worth."""
 
-    only: Literal["oracle", "nobody"] | None = Field(None, description="run only one of the two; unset: both")
+    only: Literal["oracle", "nobody"] | None = Field(
+        None, description="run only the solution (oracle), or only the run that does nothing (nobody); unset: both"
+    )
     oracle: list[str] = Field(
         default_factory=list,
-        description="command that solves a task, told all of its fields; without one, each task's solution/solve.sh",
+        description="command that solves a task; its {fields} may be withheld ones; unset: each task's solution/solve.sh",
     )
 
     @model_validator(mode="after")
@@ -126,7 +128,7 @@ def parquet(
 
     found = load_tasks(tasks, split=split)[skip:][:limit]
     if not found:
-        raise ConfigError(f"skip: got {skip}, and there are no more tasks than that in {tasks}", field="skip")
+        raise ConfigError(f"skip: got {skip}, must be less than the number of tasks in {tasks}", field="skip")
     require_modules("pyarrow")
     rows = write_parquet(found, output, agent_name=agent_name, data_source=data_source)
     console(stderr=True).print(f"{rows} tasks in {output}", markup=False, soft_wrap=True)

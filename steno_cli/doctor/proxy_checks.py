@@ -91,7 +91,7 @@ def guarded(url: str, open_to_all: bool, has_key: bool, status: int) -> Iterator
                           "set STENO_ADMIN_KEY before sandboxes run here")  # fmt: skip
         else:
             yield bad("proxy.keys", f"no admin key, and the proxy is at {host}: everybody can read and reward sessions (I8)",
-                      "set STENO_ADMIN_KEY, or forward nothing to the proxy")  # fmt: skip
+                      "set STENO_ADMIN_KEY, or stop forwarding to the proxy")  # fmt: skip
     elif status == 404:
         yield bad("proxy.control", "this is the agents' port; the control plane has another one",
                   "give the control port to --proxy (the proxy's --control-port)")  # fmt: skip

@@ -47,7 +47,7 @@ def failover(info: Facts, waited: int | None) -> Finding:
     if waited:
         return ok(
             check,
-            f"a failover loses no turn that an agent has received: {waited} replicas have it before, {len(following)} follow",
+            f"a failover loses no turn that an agent has received: {waited} replicas get it first, {len(following)} follow",
         )
     if not replicas:
         return ok(check, "Redis has no replica: while it is away, requests get 503")

@@ -173,7 +173,9 @@ class StepNumbers:
         if before is not None and before.version in ("", step.version):
             step = step.model_copy(update={"at": before.at})
         elif before is not None and (before.at or 0.0) >= (step.at or 0.0):
-            self._say(f"warning: step {step.step} is {before.version} by now: numbers of {step.version} are not posted")
+            self._say(
+                f"warning: step {step.step} was trained again as {before.version}: numbers of {step.version} are not posted"
+            )
             return
         await proxy.post_step(self._run(), step)
 

@@ -161,7 +161,7 @@ def _check_patterns(patterns: Sequence[str], field: str, said: str, most_repeate
     if (size := sum(map(len, patterns))) > MOST_CHARS:
         raise BadRequest(f"{said} got {size} characters, at most {MOST_CHARS} are allowed", field=field)
     if sum(_repetitions(pattern) ** 2 for pattern in patterns) > most_repeated**2:
-        several = " (of several patterns: of their squares, above its square)" if len(patterns) > 1 else ""
+        several = " (for several patterns: the root of the sum of their squares)" if len(patterns) > 1 else ""
         raise BadRequest(f"{said} the sum of its repetitions is above {most_repeated}{several}", field=field)
     if (most := max(map(_open_groups, patterns), default=0)) > MOST_OPEN:
         raise BadRequest(f"{said} got {most} groups in each other, at most {MOST_OPEN} are allowed", field=field)

@@ -69,7 +69,7 @@ def read_adapter(update: StagedUpdate, entry: AdapterEntry) -> Adapter:
     for name, tensor in read_tensors(update.folder, update.spec.manifest).items():
         end = next((end for end in (A, B) if name.endswith(end)), None)
         if end is None or not name.startswith(PREFIX):
-            raise _refusal(name, f"is none of an adapter's: {PREFIX}LAYER{A} and {PREFIX}LAYER{B} are")
+            raise _refusal(name, f"has a name that no adapter uses: must be {PREFIX}LAYER{A} or {PREFIX}LAYER{B}")
         rank = tensor.shape[0 if end == A else 1] if tensor.dim() == 2 else None
         if rank != entry.rank or not tensor.is_floating_point():
             raise _refusal(name, f"is {list(tensor.shape)} of {tensor.dtype}, for an adapter of rank {entry.rank}")

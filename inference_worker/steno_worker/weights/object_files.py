@@ -28,7 +28,7 @@ def readable_store(store: ObjectStore | None, spec: UpdateSpec) -> ObjectStore:
     """Args: store: of this worker's setting. Raises: WeightsRefused: `location` is not in it."""
     if store is None:
         raise WeightsRefused(
-            f"location: got {spec.location!r}, and this worker has no weights_url: it reads no object store",
+            f"location: got {spec.location!r}, but this worker has no weights_url: set it to the trainer's",
             field="location",
         )
     if spec.location != (wanted := f"{store.url}/{spec.lineage}"):

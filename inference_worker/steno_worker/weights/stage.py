@@ -210,7 +210,7 @@ class Stager:
                     self._base = None
                 update.forget_bytes()
                 logger.warning(
-                    "update %s can't be made of the copy that this worker kept, and will be of the full copy: %s",
+                    "update %s can't be patched onto this worker's copy; it will be patched onto the full copy: %s",
                     update.version, error.message,
                 )  # fmt: skip
         return await self._patch(update, None, manifest.patches)

@@ -360,7 +360,9 @@ class UpdateRunner:
         self._metrics.updates.labels("served").inc()
         self._metrics.update_pause.observe(update.pause_s)
         self._metrics.update_load.observe(update.load_s)
-        logger.info("serves %s: paused for %.3f s, %.3f s in all", update.version, update.pause_s, update.load_s)
+        logger.info(
+            "serves %s: sampling paused for %.3f s, update took %.3f s", update.version, update.pause_s, update.load_s
+        )
         self._announce()
         update.move(UpdateStep.SERVED)
         self._clear(update)

@@ -83,7 +83,7 @@ class TokenTextsKeeper:
             except StenoError as error:
                 failures = self._failures[digest] = self._failures.get(digest, 0) + 1
                 wait = min(AGAIN_S, LOOK_S * 4**failures)
-                words = "the texts of tokenizer %s (%s) are not known: ids are shown instead; the worker is asked again in %.0f s: %s"
+                words = "texts of tokenizer %s (%s) are not known: ids are shown instead; the worker is asked again in %.0f s: %s"
                 log.warning(words, key, card.name, wait, error.message)
             self._next[digest] = self._clock() + wait
 

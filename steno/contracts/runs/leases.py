@@ -165,7 +165,11 @@ class RunGroups(BaseModel):
     running: int = 0
     ready: int = 0
     leased: int = 0
-    used: int = Field(0, description="leased, done with, and not durable yet: others may be started in their place")
+    used: int = Field(
+        0,
+        description="leased; a worker serves weights trained on them, or there was nothing to train; not durable yet: others may "
+        "be started in their place",
+    )
     acknowledged: int = 0
     empty: int = Field(0, description="ended without a single trial to train; never leased")
 
@@ -219,7 +223,7 @@ class RunView(BaseModel):
     sampled: dict[str, int] = Field(default_factory=dict)
     borrowed: dict[str, int] = Field(default_factory=dict)
     not_trained: dict[str, dict[str, int]] = Field(default_factory=dict)
-    rollouts_over: bool = Field(False, description="whoever rolls out has said that no more training groups come")
+    rollouts_over: bool = Field(False, description="the launcher has said that no more training groups come")
     trainer: RunTrainer | None = None
 
     @property

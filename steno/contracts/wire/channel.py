@@ -93,11 +93,11 @@ class Channel:
         Raises: TooManyRequests: not now. BodyTooLarge: never.
         """
         if size > most:
-            raise BodyTooLarge(f"{size} bytes for a worker at once; {most} may wait to be acknowledged")
+            raise BodyTooLarge(f"got {size} bytes for a worker at once, at most {most} may wait to be acknowledged")
         if self.retained_bytes + size > most:
             waiting = self.retained_bytes
             raise TooManyRequests(
-                f"{waiting} bytes wait to be acknowledged by the worker; with {size} more, over {most}"
+                f"{waiting} bytes wait to be acknowledged by the worker; {size} more would exceed the limit of {most}"
             )
 
     def take(self, seq: int, ack: int) -> bool:
@@ -136,7 +136,7 @@ class Channel:
             ProtocolError: it never received that many, or says it lost what it had acknowledged.
         """
         if not self.acked <= received <= self._transmitted:
-            raise ProtocolError(f"resumed after packet {received}; {self.acked} to {self._transmitted} can be")
+            raise ProtocolError(f"resumed after packet {received}, must be {self.acked} to {self._transmitted}")
         self._forget(received)
         self._unsent = list(self._retained)
         self.resent_packets += self._transmitted - received

@@ -25,8 +25,14 @@ logger = logging.getLogger(__name__)
 VLLM = "hosted_vllm/"
 OPTIONS = {
     "timeout_s": (600.0, "seconds of silence after which a request to the upstream fails"),
-    "tokens": ("auto", "from a vLLM server: require, auto (text, where the server can't), off (text)"),
-    "images": ("auto", "whether agents may send images, as text goes: on, off, auto (as LiteLLM knows the model)"),
+    "tokens": (
+        "auto",
+        "record token ids from a vLLM server: require, auto (text only if the server can't give them), off",
+    ),
+    "images": (
+        "auto",
+        "send images to a text-only upstream: on, off, auto (if LiteLLM says that the model takes images)",
+    ),
 }
 """Engine arguments: name -> (default, meaning)."""
 IMAGES = {"auto": None, "on": True, "off": False}

@@ -49,8 +49,8 @@ class VllmAdapter:
         """Raises: ConfigError: the model has no layer that can be adapted; an engine that forgets adapters."""
         if config.parallel_config.data_parallel_size > 1:
             raise ConfigError(
-                f"enable_lora: got data_parallel_size {config.parallel_config.data_parallel_size}, must be 1: idle engines of "
-                "vLLM's drop adapters; start a worker for each",
+                f"enable_lora: got data_parallel_size {config.parallel_config.data_parallel_size}, must be 1: vLLM's "
+                "data-parallel engines drop adapters when idle; start one worker for each engine",
                 field="engine_args",
             )
         self.checkpoint = checkpoint_folder(config)
@@ -118,13 +118,15 @@ class VllmAdapter:
         """Raises: WeightsRefused."""
         entry = update.spec.manifest.adapter
         if update.spec.transport == "nccl":
-            raise WeightsRefused("transport: got nccl; vLLM takes adapters from files", field="transport")
+            raise WeightsRefused(
+                "transport: got nccl, must be filesystem or stream: vLLM takes adapters from files", field="transport"
+            )
         if entry is None:
             if update.folder == self.checkpoint:  # what the engine was started from, gone back to
                 return self._nothing
             raise WeightsRefused(
-                "manifest: got weights of a whole model; this engine was started with --enable-lora and takes adapters alone "
-                "(push: adapter)",
+                "manifest: got weights of a whole model; this engine was started with --enable-lora and takes only adapters: "
+                "set push: adapter at the trainer",
                 field="engine_args",
             )
         if entry.rank > self._max_rank:
