@@ -137,7 +137,7 @@ class Collector:
     def tasks(self) -> list[Task]:
         """Of the settings. Raises: BadRequest: there are none."""
         if self._prepared is None:
-            raise BadRequest("agent: got no RolloutSettings, and tasks are theirs", field="agent")
+            raise BadRequest("agent: must be RolloutSettings: only these have tasks", field="agent")
         return self._prepared.tasks
 
     # -- groups ---------------------------------------------------------------------------------------------------------------

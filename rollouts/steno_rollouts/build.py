@@ -48,7 +48,7 @@ UNCONFINED = (
     "trials are not isolated: they can read your files, this process's environment, key files and other trials' folders"
 )
 ADMIN_KEY = "and with them the admin key: use the run's own key instead (steno runs key RUN), and unset STENO_ADMIN_KEY"
-NO_KEYS = "the proxy has no keys: a trial can post any reward, also its own"
+NO_KEYS = "the proxy has no keys: a trial can post any reward, for itself and for others"
 
 
 def confinement(settings: RolloutSettings, environment: Mapping[str, str]) -> tuple[Confinement | None, list[str]]:

@@ -47,7 +47,8 @@ class RolloutSettings(Settings):
     split: str | None = Field(None, description="split of a data set that has several, such as train")
     filter: list[str] = Field(
         default_factory=list,
-        description="tasks to take: FIELD=GLOB, FIELD!=GLOB, or GLOB for the task's name; = on one field: either, else: all",
+        description="tasks to take: FIELD=GLOB, FIELD!=GLOB, or GLOB for the task's name; all must match, but of several = on "
+        "one field one is enough",
     )
     limit: int | None = Field(
         None, ge=1, description="most tasks to take: the first, or those that shuffle_seed draws if it is set"
@@ -77,12 +78,12 @@ class RolloutSettings(Settings):
     )  # fmt: skip
     fork_of: str | None = Field(
         None,
-        description="TRIAL_ID/TURN_ID of an ended trial: trials are told what is on record until that turn, and sampled after it",
+        description="TRIAL_ID/TURN_ID of an ended trial: new trials get its recorded answers up to that turn, then sampled ones",
     )
-    fork_resample: bool = Field(False, description="sample that turn itself anew")
+    fork_resample: bool = Field(False, description="sample the turn of fork_of anew too")
     fork_may_differ: list[MayDiffer] = Field(
         default_factory=lambda: list(USUALLY_DIFFER),
-        description="what trials may ask otherwise than was recorded",
+        description="parts of requests that may differ from the recorded trial",
     )
     purpose: Literal["train", "eval"] = Field("train", description="groups for evaluation are never trained")
 
@@ -155,7 +156,7 @@ class RolloutSettings(Settings):
         1.0, ge=0, allow_inf_nan=False, description="processors that a trial takes of what its node has in Ray"
     )
     ray_resources: dict[str, float] = Field(
-        default_factory=dict, description='what else a trial takes of its node in Ray: {"sandbox": 1}'
+        default_factory=dict, description='other resources that a trial reserves in Ray: {"sandbox": 1}'
     )
     ray_runtime_env: dict[str, Any] = Field(
         default_factory=dict,
@@ -165,7 +166,7 @@ class RolloutSettings(Settings):
         1024,
         ge=1,
         le=1024 * 1024,
-        description="most KiB that come back of each of a trial's output files, and of its outcome; of a file, the end",
+        description="most KiB that a node sends back of a trial's outcome, and of each of its output files (the end of the file)",
     )
 
     # -- with Harbor
@@ -203,7 +204,7 @@ class RolloutSettings(Settings):
     verifier: Literal["auto", "separate"] = Field(
         "auto",
         description="where Harbor's verifiers run; auto: where the task says, else in a fresh sandbox if there are artifacts; "
-        "separate: in a fresh sandbox, where the task does not say",
+        "separate: where the task says, else always in a fresh sandbox",
     )
     artifacts: list[str] = Field(
         default_factory=list,
@@ -212,8 +213,8 @@ class RolloutSettings(Settings):
     reward_key: str = Field(
         "reward",
         min_length=1,
-        description="Harbor: which reward of the task's verifier is the trial's; with the library verifiers: whose reward; "
-        "others are metrics",
+        description="the trial's reward: with harbor, its name among those of the task's verifier; with the library "
+        "verifiers, the agent whose reward it is; other rewards are metrics",
     )
     allow_only_proxy: bool = Field(
         False, description="let agents in Harbor's sandboxes reach the proxy's host and nothing else"

@@ -74,7 +74,7 @@ def check_sampling(settings: RolloutSettings) -> None:
         with contextlib.suppress(msgspec.ValidationError):
             if not msgspec.convert({name: value}, Sampling, strict=False).is_plain():
                 raise ConfigError(
-                    f"sampling: {name}: got {value!r}: tokens that are sampled so can't be trained; leave it out, or evaluate "
+                    f"sampling: {name}: got {value!r}: with this value no token can be trained; leave it out, or evaluate "
                     "(--purpose eval)",
                     field="sampling",
                 )

@@ -133,7 +133,7 @@ class TrainerSettings(Settings):
     warmup_steps: int = Field(0, ge=0, description="steps from 0 to the peak rate, linearly")
     total_steps: int | None = Field(None, ge=1, description="steps of the whole run; linear and cosine end there, at 0")
     betas: tuple[Decay, Decay] = Field(
-        (0.9, 0.95), description="AdamW's decays; 0.95 forgets a bad gradient in 20 steps"
+        (0.9, 0.95), description="AdamW's beta1 and beta2; beta2 0.95 forgets a bad gradient in 20 steps"
     )
     adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon")
     weight_decay: float = Field(
@@ -161,7 +161,7 @@ class TrainerSettings(Settings):
     aggregation: Aggregation = Field(Aggregation.TOKEN_MEAN, description="weight of each token")
     constant_tokens: int | None = Field(None, ge=1, description="C of the aggregation `constant`, in tokens")
     count_silent_groups: bool = Field(
-        True, description="groups whose rewards are all equal count in what a token is divided by, as in the papers"
+        True, description="groups whose rewards are all equal count in the divisor of a token's loss, as in the papers"
     )
     importance_sampling_level: Literal["token", "completion", "sequence"] = Field(
         "token",
@@ -177,7 +177,8 @@ class TrainerSettings(Settings):
     )  # fmt: skip
     overlong_filtering: OverlongFiltering = Field(
         OverlongFiltering.OFF,
-        description="what is left out of the loss: `completion`: completions that were cut; `trial`: trials that were, too",
+        description="left out of the loss: `completion`: cut completions; `trial`: these, and all of a trial that reached a "
+        "limit",
     )
     overlong_max_tokens: int | None = Field(
         None, ge=1, description="sampled tokens at which a trial gets the full length penalty; unset: no penalty"
@@ -188,17 +189,17 @@ class TrainerSettings(Settings):
     overlong_penalty_factor: float = Field(1.0, gt=0, description="full length penalty, subtracted from the reward")
     proximal: Literal["trainer", "sampler"] = Field(
         "trainer",
-        description="whose probabilities clipping is around: the trainer's at the start of the step (with one optimizer step per "
-        "batch nothing is clipped then), or those recorded by the sampler (then `mismatch` does nothing)",
+        description="denominator of the ratio that is clipped: probabilities of the trainer at the start of the step (with one "
+        "optimizer step per batch nothing is clipped then), or those recorded by the sampler (then `mismatch` does nothing)",
     )
     mismatch: Literal["off", "truncated", "masked"] = Field(
         "truncated", description="importance weights against what the rollout engine recorded"
     )
     mismatch_level: Literal["token", "sequence", "geometric"] | None = Field(
         None,
-        description="what has one such weight: a token, or all trained tokens of a sample, by their ratios' product "
-        "(`sequence`) or their geometric mean (`geometric`); with another importance_sampling_level than token, all that share "
-        "a ratio; unset: token, and with such a level geometric",
+        description="unit with one weight of `mismatch`: a token, or all trained tokens of a sample, by the product "
+        "(`sequence`) or the geometric mean (`geometric`) of their ratios; if importance_sampling_level is not token: all tokens "
+        "that share a ratio; unset: token, but geometric if importance_sampling_level is not token",
     )
     mismatch_low: float = Field(0.5, ge=0, description="lowest ratio that `masked` keeps")
     mismatch_high: float = Field(2.0, gt=0, description="largest ratio that `masked` keeps and `truncated` cuts to")
@@ -233,7 +234,9 @@ class TrainerSettings(Settings):
 
     # -- memory
     activation_checkpointing: bool = Field(True, description="keep one state per layer and recompute the rest")
-    activation_offload: bool = Field(False, description="keep those states in the host's memory until they are needed")
+    activation_offload: bool = Field(
+        False, description="keep activation_checkpointing's states in host memory until needed"
+    )
     offload_optimizer: bool = Field(False, description="optimizer state and float32 weights in the host's memory")
     offload_parameters: bool = Field(False, description="weights in the host's memory too; needs offload_optimizer")
     sequence_parallel: int = Field(

@@ -69,7 +69,7 @@ class RunSettings(TrainerSettings):
 
     offline: bool = Field(
         False,
-        description="train what the run has on record, of whatever versions, push no weights, and end when it has no more groups",
+        description="train the run's recorded groups, of any policy version, push no weights, and end when no groups are left",
     )
     records: Path | None = Field(
         None,
@@ -84,7 +84,7 @@ class RunSettings(TrainerSettings):
     )
     weights_dir: Path = Field(Path("weights"), description="folder of full copies of the weights, this run's alone")
     weights_dir_at_workers: str | None = Field(
-        None, description="path of that folder on the workers, if it is another one (filesystem)"
+        None, description="path of weights_dir on the workers, if it differs (filesystem)"
     )
     weights_url: str | None = Field(
         None,
@@ -122,8 +122,8 @@ class RunSettings(TrainerSettings):
     )
     probe_tolerance: float | None = Field(
         None, gt=0,
-        description="largest difference of one of them, in nats; also bounded are the 90th percentile, by 0.15 of it, and the "
-        "mean, by 0.05 of it (of the default, where that is more); unset: 1 in bfloat16, 0.02 in float32",
+        description="largest difference of a probe token's log-probability, in nats; bound of the 90th percentile: 0.15 of it, "
+        "of the mean: 0.05 of it (or of the default, if that is more); unset: 1 in bfloat16, 0.02 in float32",
     )  # fmt: skip
     send_dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="floating-point type in which weights are sent; unset: the type in which they are trained"

@@ -40,7 +40,7 @@ def check_config(config: Any, branches: str) -> None:
         "each recorded token has its log-probability",
     )
     _must(rollout.get("logprobs_mode", "processed_logprobs"), "processed_logprobs", f"{ROLLOUT}.logprobs_mode",
-          "it must be that at which a token was sampled")  # fmt: skip
+          "log-probabilities must be those that tokens were sampled at")  # fmt: skip
     _must(float(rollout.top_p), 1.0, f"{ROLLOUT}.top_p", TRUNCATED)
     if int(rollout.top_k) > 0:
         raise ConfigError(f"{ROLLOUT}.top_k: got {rollout.top_k}, must be -1: {TRUNCATED}", field=f"{ROLLOUT}.top_k")
@@ -133,9 +133,9 @@ def check_session(fields: Collection[str]) -> None:
     missing = [name for name in ("uid", "session_id") if name not in fields]
     if missing:
         raise ConfigError(
-            f"trainer: this one of verl's gives a session no {' and no '.join(missing)}, must be main_ppo with trainer.use_v1 "
-            "(trainer.v1.trainer_mode sync, colocate_async or separate_async): the others, as fully_async_policy and "
-            "one_step_off_policy, take one row of a session",
+            f"trainer: this verl trainer gives a session no {' and no '.join(missing)}; it must be main_ppo with trainer.use_v1 "
+            "(trainer.v1.trainer_mode sync, colocate_async or separate_async): others, such as fully_async_policy and "
+            "one_step_off_policy, take only one row of a session",
             field="trainer.v1.trainer_mode",
         )
 

@@ -249,7 +249,7 @@ class GroupScores:
         try:
             return await self._client.complete(trial_id, end)
         except (Conflict, Gone, NotFound) as error:
-            log.warning("trial %s: its reward was not taken: %s", trial_id, error.message)
+            log.warning("trial %s: the proxy refused its reward: %s", trial_id, error.message)
         try:
             return await self._client.session(trial_id)
         except (Gone, NotFound):

@@ -155,7 +155,9 @@ class TrialRunner:
                 await self._player.clear(folder)
         except (CannotStart, workdir.FolderInUse) as error:
             # Nothing is to be started; and of what runs on nothing is recorded here any more.
-            log.warning("trial %s: it is ended, but not all that it left: %s", assignment.trial_id, error.message)
+            log.warning(
+                "trial %s is ended, but some of what it started may still run: %s", assignment.trial_id, error.message
+            )
         return await self._close(assignment, CommandOutcome(reason), self._clock(), 0, Exit(None), folder)
 
     def _folder(self, assignment: Assignment) -> Path:
@@ -199,7 +201,7 @@ class TrialRunner:
         try:
             return await self._client.complete(trial_id, await self._end(assignment, verdict, wall_s))
         except (Conflict, Gone, NotFound) as error:
-            log.warning("trial %s: its end was not taken: %s", trial_id, error.message)
+            log.warning("trial %s: the proxy refused its end: %s", trial_id, error.message)
             session = await self._recorded(assignment, error)
             if has_no_end(session):
                 raise ClaimLost(error.message) from None

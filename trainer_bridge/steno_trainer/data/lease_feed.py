@@ -178,7 +178,10 @@ class LeaseFeed:
             self._taken.pop(group_id, None)
             lease = self._held.pop(group_id, None)
             if lease is None:
-                logger.warning("group %s: its lease was lost before its step was durable", group_id)
+                logger.warning(
+                    "group %s: its lease was lost before its step was saved: it is acknowledged when it is served again",
+                    group_id,
+                )
             else:
                 await self._acknowledge(lease)
 
@@ -230,7 +233,9 @@ class LeaseFeed:
         try:
             leases = await self._client.lease(self._asked.model_copy(update={"max_groups": 0, "wait_s": 0.0}))
         except StenoError as error:
-            logger.warning("can't ask what the last request leased, it is served again when its leases end: %s", error)
+            logger.warning(
+                "can't ask which groups were leased last, they are served again when their leases end: %s", error
+            )
             return
         self._held |= {lease.group.group_id: lease for lease in leases}
 

@@ -121,8 +121,8 @@ class RecordFile:
         if (lost := turns.lost()) is not None:
             tokens, number, trial_id = lost
             log.warning(
-                "%s: %d sampled tokens are not trained: several samples of a trial have them, and only the first of these trains "
-                "them, which is not in the file (row %d, trial %s, has some): keep or leave out all rows of a trial",
+                "%s: %d sampled tokens are not trained: several samples of a trial share them, only the first of these samples "
+                "trains them, and it is not in the file (row %d, trial %s, has some): keep all rows of a trial, or none",
                 self.path, tokens, number, trial_id,
             )  # fmt: skip
         if models and not named:

@@ -111,8 +111,8 @@ def load_model(
     if missing := sorted(loaded["missing_keys"]):
         # transformers gives them random values, and says so in its log only.
         raise ConfigError(
-            f"model {path}: its checkpoint has no {missing[0]} ({len(missing)} of the model's tensors are missing); if it also "
-            "sees, and its text part has names that transformers does not know, save that part by itself",
+            f"model {path}: its checkpoint has no {missing[0]} ({len(missing)} of the model's tensors are missing); if it "
+            "takes images too, and transformers does not know the names of its text part, save the text part by itself",
             field="model",
         )
     # Where weights leave, these are turned back (`weights/source.py`). Under ZeRO-3 transformers notes here all that it knows for

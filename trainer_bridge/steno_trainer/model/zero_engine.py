@@ -119,7 +119,9 @@ class PolicyEngine:
             if why is not None:
                 self.shares = False
                 if self.ranks.first:
-                    log.warning("model %s: samples do not share the tokens that they begin alike with: %s", name, why)
+                    log.warning(
+                        "model %s: the common beginning of samples is computed anew for each sample: %s", name, why
+                    )
         if self.reference is not None:
             self.reference.module.eval()
 

@@ -55,7 +55,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("reward/max", "Largest reward of the step"),
         (
             "reward/zero_variance_fraction",
-            "Groups whose rewards are all equal, of those of the step: near 1 means too easy or too hard",
+            "Fraction of the step's groups whose rewards are all equal; near 1: tasks are too easy or too hard",
         ),
         ("advantage/mean", "Mean advantage over trained samples; not 0 where trials forked into unequally many"),
         (
@@ -77,9 +77,9 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("length/turns_mean", "Mean turns of a trial"),
         (
             "length/truncated_fraction",
-            "Completions that were cut, by their length limit or otherwise, of those of the step: many say that limits are tight",
+            "Fraction of the step's completions that were cut, by their length limit or otherwise; high: limits are tight",
         ),
-        ("overlong/masked_fraction", "Tokens left out as overlong, of those sampled for the step"),
+        ("overlong/masked_fraction", "Fraction of the step's sampled tokens that were left out as overlong"),
         ("overlong/penalty", "Mean length penalty subtracted from the rewards, over trials"),
         ("loss", "The objective; its absolute size means little, a sudden growth is a fault"),
         ("policy/ratio", "Current against proximal probabilities; 1 with one optimizer step per batch"),
@@ -114,8 +114,8 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("mismatch/ratio", "Mean importance weight against the recorded probabilities; 1 if nothing is wrong"),
         ("mismatch/ratio_max", "Largest importance weight against the recorded probabilities"),
         ("mismatch/logprob_difference", "Mean absolute difference to the recorded log-probabilities, in nats"),
-        ("mismatch/truncated_fraction", "Tokens whose importance weight was cut"),
-        ("mismatch/masked_fraction", "Tokens that were masked for their ratio"),
+        ("mismatch/truncated_fraction", "Fraction of tokens whose importance weight was cut"),
+        ("mismatch/masked_fraction", "Fraction of tokens that were masked for their ratio"),
         ("staleness/mean", "Steps between a sample's oldest version and the weights it trained, mean over samples"),
         (
             "staleness/max",
@@ -145,7 +145,7 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("compute/repeated_tokens", "Tokens of shared beginnings that were computed again, in another micro-batch"),
         ("memory/peak_bytes", "Largest device memory of a rank in the step; resident memory on a CPU"),
         ("queue/waiting_groups", "Groups leased and read that no step has taken yet"),
-        ("queue/in_hand_groups", "Groups of the run that are running, ready or leased; without those that are used"),
+        ("queue/in_hand_groups", "Groups of the run that are running, ready or leased, and that no step has used yet"),
         (
             "report/unposted",
             "Steps that the proxy did not take to show them, since the trainer started; training goes on",

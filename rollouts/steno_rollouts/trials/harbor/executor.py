@@ -47,8 +47,8 @@ FOLDER = "harbor"
 """Of a trial's folder: what Harbor keeps of it, by its own name for the trial."""
 ANSWER = "answer.json"
 NO_ALLOWLIST = (
-    " (--allow-only-proxy: with Docker and Podman, Harbor says so too where it can't pull the image by which "
-    "it looks for nftables)"
+    " (--allow-only-proxy: with Docker and Podman, Harbor also says this if it can't pull the image "
+    "that it checks for nftables with)"
 )
 NO_LIMIT = 1e6
 """Times Harbor's limit for a sandbox to start: a pod has its own (start_timeout_s), which does not count a queue's time."""

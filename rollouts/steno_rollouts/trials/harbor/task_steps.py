@@ -72,7 +72,7 @@ class TaskSteps:
             except TimeoutError:
                 raise NotTold(f"the proxy can't be told of step {name!r}: {why}", began=number > 1) from None
             except (Gone, NotFound) as error:  # its session has ended by a limit, say; or an older proxy has no steps
-                log.warning("%s: turns of step %r won't name it: %s", trial, name, error.message)
+                log.warning("%s: turns of step %r won't have the step's name: %s", trial, name, error.message)
                 return
             except StenoError as error:
                 if not error.retryable or time.monotonic() >= until:

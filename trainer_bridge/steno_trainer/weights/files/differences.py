@@ -150,7 +150,9 @@ class WeightsDifferences(WeightsCopies):
             shards = self._linked(last, folder)
         else:
             shards = None
-            log.info("%s: what changed is %d bytes, the full copy %d: it is sent", version, patch_bytes, full_bytes)
+            log.info(
+                "%s: the patches have %d bytes, a full copy %d: the full copy is sent", version, patch_bytes, full_bytes
+            )
         if shards is None:
             for path in folder.iterdir():
                 path.unlink()

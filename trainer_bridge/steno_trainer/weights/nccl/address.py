@@ -51,7 +51,7 @@ def meeting_address(
     if len(set(away.values())) > 1:
         found = ", ".join(f"{address} for worker {worker}" for worker, address in sorted(away.items()))
         raise ConfigError(
-            f"nccl_address: this machine has several addresses on the way to workers: {found}", field=FIELD
+            f"nccl_address: set one that all workers reach: this machine has several ({found})", field=FIELD
         )
     return next(iter(away.values()), LOOPBACK)
 
