@@ -185,7 +185,9 @@ class RolloutSettings(Settings):
         None, min_length=1, description="agent of Harbor's, by its name there, or of your own: FILE.py:Class"
     )
     agent_model: str = Field(
-        "policy", pattern=r"^[\w./-]+$", description="name by which the agent asks for the model; any is served"
+        "policy",
+        pattern=r"^[\w./-]+$",
+        description="name by which the agent asks for the model; one that no worker has served means the policy default",
     )
     agent_options: dict[str, Any] = Field(
         default_factory=dict, description='the agent\'s own options in Harbor: {"max_turns": 20}'
