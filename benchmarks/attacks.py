@@ -80,7 +80,7 @@ def _different(count: int) -> bytes:
 
 
 def _items(count: int) -> bytes:
-    """A request of Responses with `count` calls and results."""
+    """A request of Responses with `count` items: calls, each with its result."""
     items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": "go"}]
     for i in range(count // 2):
         items.append({"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": '{"a": 1}'})

@@ -60,7 +60,7 @@ def measure(target: str, cases: Sequence[str], sizes: Sizes, peers: Path | None)
 def measure_in_quiet(
     target: str, cases: Sequence[str], sizes: Sizes, peers: Path | None, quiet: float | None
 ) -> list[tuple[str, Result]]:
-    """`measure` until other processes took at most the share `quiet` of the machine; after TRIES tries, the quietest counts."""
+    """Repeat `measure` until other processes took at most the share `quiet` of the machine. After TRIES, the quietest counts."""
     best: list[tuple[str, Result]] = []
     best_share = math.inf
     for _ in range(1 if quiet is None else TRIES):

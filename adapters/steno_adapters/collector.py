@@ -326,7 +326,7 @@ class Collector:
         """Run `call` with each group's lease id, also after a refusal. Args: held: keep the leases that were not refused.
 
         Raises: StenoError: the first refusal, after the calls for all groups. A retryable error is raised at once, since the next
-            call would fail too; groups whose call did not succeed are held as before.
+            call would fail too: its group and the groups after it are held as before.
         """
         refused: StenoError | None = None
         for group in groups:

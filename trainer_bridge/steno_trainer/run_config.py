@@ -122,8 +122,8 @@ class RunSettings(TrainerSettings):
     )
     probe_tolerance: float | None = Field(
         None, gt=0,
-        description="largest difference of a probe token's log-probability, in nats; bound of the 90th percentile: 0.15 of it, "
-        "of the mean: 0.05 of it (or of the default, if that is more); unset: 1 in bfloat16, 0.02 in float32",
+        description="largest difference of a probe token's log-probability, in nats; of this or the default, whichever is more, "
+        "0.15 bounds the 90th percentile and 0.05 the mean; unset, the default: 1 in bfloat16, 0.02 in float32",
     )  # fmt: skip
     send_dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="floating-point type in which weights are sent; unset: the type in which they are trained"

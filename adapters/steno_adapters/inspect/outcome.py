@@ -28,7 +28,8 @@ def outcome(error: str | None, scores: Mapping[str, ScoredValue], chosen: str | 
         return Completion(status="aborted", end_reason=_line(f"sample_error: {error}"))
     values = dict(_values(scores))
     numbers = {name: number for name, value in values.items() if math.isfinite(number := _number(value))}
-    # A text other than Inspect's grades is not chosen by itself: in another sample it may be no number, or the only one.
+    # Texts other than Inspect's grades don't decide which of several is chosen: in another sample they may be no numbers, or the
+    # only ones.
     graded = {name: numbers[name] for name in numbers if not isinstance(values[name], str) or values[name] in _WORTH}
     name = chosen or _only(graded) or _only(values)
     if name in numbers:

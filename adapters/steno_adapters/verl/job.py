@@ -28,7 +28,7 @@ _WITH_ITS_PARENT = (
     'exec 3<&0; "$@" 3<&- </dev/null & program=$!; { read -r _ <&3; kill "$program"; } 2>/dev/null & reader=$!; '
     'exec 3<&-; wait "$program"; code=$?; kill "$reader" 2>/dev/null; exit "$code"'
 )
-"""Shell script: runs a program, and kills it when this process is gone, however it ended: then the script's stdin closes."""
+"""Shell script: runs a program, and ends it (SIGTERM) when this process is gone, however it ended: the script's stdin closes."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ends what killed agent-loop workers of this machine have left: agents that run on, and trials that have no process any more.
+"""Ends what agent-loop workers of this machine left when they were killed: agents that run on, and trials without a process.
 
 Each process has a folder of its own under `work_dir`, named after the process. A later process, of the same job or of the next
 job with the same `work_dir`, ends what is in the folders of processes that are gone. A mark, a file beside a trial's folder, says

@@ -8,8 +8,8 @@
     <root>/latest              the name of the newest whole one
 
 A checkpoint is written under another name, synced and renamed; then `latest` is replaced; then older checkpoints are removed.
-Wherever the trainer is killed, the newest whole checkpoint is there. A resumed run is bit-equal on a CPU, given the same ranks
-and batches; any number of ranks can resume.
+If the trainer is killed, at any point, the newest whole checkpoint is there. A resumed run is bit-equal on a CPU, given the same
+ranks and batches; any number of ranks can resume.
 """
 
 from __future__ import annotations

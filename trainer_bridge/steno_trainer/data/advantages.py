@@ -50,7 +50,7 @@ GDPO = "gdpo"
 
 @dataclass(frozen=True)
 class Gdpo:
-    """Several rewards, each normalised by itself: trials with equal sums of rewards may still differ. arXiv:2601.05242
+    """Several rewards, each normalised by itself: trials with equal sums may have different advantages. arXiv:2601.05242
 
     s = sum of weight (r - mean) / std over the rewards r, which are metrics of the trial; mean and std as in GRPO. The
     advantage is s / (batch std + 1e-6), that of the s of all trials together.

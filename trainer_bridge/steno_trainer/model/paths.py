@@ -36,7 +36,7 @@ class Made:
 
 @contextlib.contextmanager
 def forgotten(*made: Made) -> Iterator[None]:
-    """In this context autograd keeps no tensor that can be made `again`, and no view of it: the backward pass makes it again."""
+    """In this context autograd keeps no tensor of `made` that has an `again`, and no view of it: the backward pass calls that."""
     ways = {one.tensor.untyped_storage().data_ptr(): one.again for one in made if one.again is not None}
 
     def pack(tensor: Tensor) -> Any:

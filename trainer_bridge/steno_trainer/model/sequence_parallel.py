@@ -16,7 +16,7 @@ from steno_trainer.model.attention import Segments
 from steno_trainer.packing.collate import PackedBatch
 
 BY_TOKEN = [field.name for field in fields(PackedBatch) if field.name.endswith("_N") and field.name != "predictor_N"]
-"""Fields that a rank takes unchanged for its trained tokens; positions are not: they count from its own first token."""
+"""Fields that a rank takes unchanged for its trained tokens. `predictor_N` is not one: it counts from the rank's first token."""
 
 
 @dataclass(frozen=True)

@@ -141,11 +141,17 @@ MEASURES: tuple[Measure, ...] = tuple(
         ("pack/balance", "Work over the time of the slowest rank at each micro-batch; 1 if no rank ever waits"),
         ("pack/fill", "Tokens computed, as a fraction of the budget of all micro-batches, empty ones included"),
         ("pack/micro_batches", "Micro-batches of each rank"),
-        ("compute/unique_tokens", "Tokens of the step's samples; a beginning that several share counts once"),
+        (
+            "compute/unique_tokens",
+            "Tokens of the samples of all passes; in each, a beginning that several share counts once",
+        ),
         ("compute/repeated_tokens", "Tokens of shared beginnings that were computed again, in another micro-batch"),
         ("memory/peak_bytes", "Largest device memory of a rank in the step; resident memory on a CPU"),
         ("queue/waiting_groups", "Groups leased and read that no step has taken yet"),
-        ("queue/in_hand_groups", "Groups of the run that are running, ready or leased, and that no step has used yet"),
+        (
+            "queue/in_hand_groups",
+            "Groups of the run that are running, ready or leased, until a worker serves weights that were trained on them",
+        ),
         (
             "report/unposted",
             "Steps that the proxy did not take to show them, since the trainer started; training goes on",

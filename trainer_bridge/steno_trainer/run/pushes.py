@@ -1,5 +1,5 @@
-"""The pushes of a run, one at a time: weights are handed over, travel while training goes on, and are served. Only then it
-lets go of the push's groups: those that its weights are the first to be trained on."""
+"""The pushes of a run, one at a time: weights are handed over, travel while training goes on, and are served. The push's groups,
+those that its weights are the first to be trained on, are let go of only after that."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ class Pushes:
 
     async def _let_go_once_served(self, publication: Publication, groups: Sequence[str]) -> None:
         """Args: groups: those that these weights are the first to be trained on. If no worker takes the push, it is posted again,
-        or a newer push comes, which has these groups too: trials that began earlier would be older than admission expects."""
+        or a newer push comes, which has these groups too. The groups are held until a worker serves it: trials that began before
+        would be older than admission expects."""
         while not publication.served:
             if publication is not self._newest:
                 return
