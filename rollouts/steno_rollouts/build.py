@@ -192,8 +192,8 @@ class Prepared:
         return ExecutorPlayer(client, executor or self.executor(client), self.options(), self.reward)
 
     def client(self, *, patient: bool = False) -> AsyncClient:
-        """Args: patient: wait for a proxy that is away without end (`calls/patience.py`); and in `rollouts`, new groups wait for
-        room in a full store."""
+        """Args: patient: wait without a limit for a proxy that is away (`calls/patience.py`); and in `rollouts`, new groups wait
+        for room in a full store."""
         if patient:
             return PatientClient(self.settings.proxy, self.settings.key)
         return AsyncClient(self.settings.proxy, self.settings.key, retries=CLIENT_RETRIES)

@@ -187,7 +187,7 @@ class RolloutSettings(Settings):
     agent_model: str = Field(
         "policy",
         pattern=r"^[\w./-]+$",
-        description="name by which the agent asks for the model; one that no worker has served means the policy default",
+        description="name by which the agent asks for the model; one that no worker has served means the default policy",
     )
     agent_options: dict[str, Any] = Field(
         default_factory=dict, description='the agent\'s own options in Harbor: {"max_turns": 20}'

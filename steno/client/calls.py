@@ -355,7 +355,7 @@ class RestCalls:
         """Returns: where a run's groups are, and the proxy's side of its ledger. An unknown run is no error: its view is empty.
 
         ledger: False: without the token counts, which grow with each policy version, for callers that ask often. An older proxy
-            gives them all the same.
+            gives them anyway.
         """
         path, query = f"/runs/{quote(run_id, safe='')}", {"ledger": None if ledger else False}
         return ClientRequest("GET", path, partial(read, RunView), query=query, newer="ledger")

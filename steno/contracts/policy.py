@@ -200,8 +200,8 @@ class Want(BaseModel):
 
 
 class Received(BaseModel):
-    """The answer to an upload. received: bytes of the shard before this one went to the workers that lacked them; bytes from here
-    on were not wanted, or not yet: go on with what `Update.wants` says.
+    """The answer to an upload. received: bytes of the shard before this one went to workers that lacked them (one that is too
+    slow may have missed some); bytes from here on were not wanted, or not yet: go on with what `Update.wants` says.
     """
 
     model_config = ConfigDict(extra="forbid")

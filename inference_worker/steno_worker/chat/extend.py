@@ -5,7 +5,7 @@ The template only renders whole conversations, and rendering the recorded reply 
 its last rendered field, then the new messages. What follows the first stop id after the nonce is new, in token space.
 
 That holds only if what is new does not depend on what is old. Two more renderings, in which the new messages are short nonces,
-check it: all nonces must stand after the cut, and what stands there must not change when context, tools and reply are
+check it: these nonces must all stand after the cut, and what stands there must not change when context, tools and reply are
 reworded. A template that moves its tools before the last user message (Mistral), gathers system messages at the front
 (DeepSeek) or has no stop id of its own after a reply is detected so, without a list of models. The work is linear in the
 new messages, not in the history.

@@ -198,7 +198,8 @@ class StreamStaging:
                 check_complete(self._manifest, [one for one in self._checks if isinstance(one, ShardCheck)])
 
     def _take_up(self, abandoned: threading.Event) -> None:
-        """Keep what an earlier start left: whole files, then the beginning of one. After a bad or missing file, all come anew."""
+        """Keep what an earlier start left: whole files, then the beginning of one. From the first bad or missing file on,
+        all come anew."""
         for shard in self._files:
             path = self.folder / shard.name
             size = path.stat().st_size if path.is_file() else 0

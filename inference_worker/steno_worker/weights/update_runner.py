@@ -361,7 +361,10 @@ class UpdateRunner:
         self._metrics.update_pause.observe(update.pause_s)
         self._metrics.update_load.observe(update.load_s)
         logger.info(
-            "serves %s: sampling paused for %.3f s, update took %.3f s", update.version, update.pause_s, update.load_s
+            "serves %s: sampling paused for %.3f s, %.3f s from apply to serving",
+            update.version,
+            update.pause_s,
+            update.load_s,
         )
         self._announce()
         update.move(UpdateStep.SERVED)

@@ -31,7 +31,7 @@ OPTIONS = {
     ),
     "images": (
         "auto",
-        "send images to a text-only upstream: on, off, auto (if LiteLLM says that the model takes images)",
+        "whether the model takes images, if no token ids are recorded: on, off, auto (as LiteLLM's table says)",
     ),
 }
 """Engine arguments: name -> (default, meaning)."""
