@@ -186,7 +186,8 @@ class Archiver:
 
     async def _move(self, now: float, retained: float, cutoff: float) -> int:
         """Archive sessions; returns how many have left. Args: cutoff: sessions that ended at or before this leave, unless their
-        group runs or their reward may come; at or before `retained`, these two hold them no more."""
+        group waits for a lease or is leased. retained: one that ended after this stays also while its group runs or its reward
+        may come."""
         moved, seen, batch, size, day = 0, set[str](), list[_Ready](), 0, ""
         skip = 0
         departures = self._store.departures

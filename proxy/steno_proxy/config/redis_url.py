@@ -84,7 +84,7 @@ def home_of(url: str) -> str:
 
 
 def _split(url: str) -> SplitResult:
-    """As `urlsplit`, which in newer Pythons refuses several hosts if one is an IPv6 address in brackets."""
+    """As `urlsplit`, for several hosts too: that of newer Pythons refuses them if one is an IPv6 address in brackets."""
     scheme, _, rest = url.partition("#")[0].partition("://")
     rest, _, query = rest.partition("?")
     netloc, slash, path = rest.partition("/")

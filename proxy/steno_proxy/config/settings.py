@@ -178,7 +178,8 @@ class ProxySettings(Settings):
     silence_s: float = Field(
         20.0,
         gt=0,
-        description="seconds without a packet until a worker's socket is closed; its turns are lost resume_grace_s later",
+        description="seconds without a packet until a worker's socket is closed; unless it is back, the worker is lost "
+        "resume_grace_s later",
     )
     resume_grace_s: float = Field(
         30.0, ge=0, description="seconds that a worker may be disconnected before its streams are lost"

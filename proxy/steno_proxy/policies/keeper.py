@@ -56,7 +56,7 @@ class PolicyKeeper:
         self._workers: dict[str, WorkerChannel] = {}
         self._unsure: set[tuple[str, str]] = (
             set()
-        )  # (worker, policy): it serves a version that is not known here, and perhaps to the store
+        )  # (worker, policy): it serves a version that is not known here; the store may know it
         self._uploading: Counter[tuple[str, str]] = Counter()
         self._waiters: set[asyncio.Future[None]] = set()
         self._kick = asyncio.Event()

@@ -176,7 +176,8 @@ def read(said: RequestMessages, at: ReadPosition) -> RecognisedMessages:
 
 
 def settled(said: RequestMessages, form: RecognisedMessages, places: int) -> RecognisedMessages:
-    """The `form` if only its first `places` are gone on from: all others are as the client wrote them, in the format's manner."""
+    """How the request is read if only the first `places` of `form` are gone on from: these stay as in `form`, all others are as
+    the client wrote them, in the format's manner."""
     at = form.messages_in(places)
     kept = [unit for unit in form.units.values() if unit.end <= at]
     units = [*kept, *_own(said, at)]

@@ -274,7 +274,7 @@ class SessionStore(Protocol):
         ...
 
     async def notes(self, trial_id: str) -> Notes | None:
-        """The notes of a session, also of one that is not there (any more); None: there are none."""
+        """The notes of a session; None: it has none, or it is not there (any more)."""
         ...
 
     async def annotate(self, trial_id: str, annotations: Mapping[str, TurnAnnotation]) -> None:

@@ -21,7 +21,8 @@ class TokenTextsStore(Protocol):
     async def get(self, key: str) -> bytes | None: ...
 
     async def keep(self, key: str, piece: bytes) -> None:
-        """Keep a piece, and drop the oldest others if there are too many. A piece above MOST_BYTES is not kept."""
+        """Keep a piece, unless there is one. If there are too many pieces, those that no worker has had for longest are
+        dropped. A piece above MOST_BYTES is not kept."""
         ...
 
     async def touch(self, key: str) -> bool:

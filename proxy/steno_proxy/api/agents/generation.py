@@ -195,7 +195,7 @@ class GenerationEndpoint:
     async def _refuse(self, client: HttpClient, error: StenoError, request_id: str) -> None:
         """Tell the client, in whichever way is still open."""
         if client.started:
-            # Without such data no last chunk is sent: an answer that is not whole must not look whole (I3).
+            # If `data` is empty, no last chunk is sent: an answer that is not whole must not look whole (I3).
             data = client.breaks(error) if client.breaks else self._dialect.broken(error)
             if data:
                 with contextlib.suppress(TimeoutError):

@@ -78,7 +78,7 @@ async def get_update(
     request: Request,
     update_id: UpdateId,
     wait_s: float = Query(
-        0.0, ge=0, le=MOST_WAIT_S, description="seconds to wait until the update has ended or wants bytes"
+        0.0, ge=0, le=MOST_WAIT_S, description="most seconds to wait until the update has ended or wants bytes"
     ),
 ) -> Response:
     found = services(request)

@@ -64,7 +64,8 @@ async def read_steps(
     "/runs/{run_id:path}/annotations",
     dependencies=of_admin,
     response_model=AnnotationsKept,
-    summary="Post what a trainer measured for the tokens of turns (two bytes per token): read with the turns, kept as long",
+    summary="Post what a trainer measured for the tokens of turns (two bytes per token): it is read with the turns and kept as "
+    "long as they are",
 )
 async def post_annotations(request: Request, run_id: RunId, post: AnnotationPost, epoch: Epoch = None) -> Response:
     store = services(request).store

@@ -58,7 +58,8 @@ class RunChanges:
     async def __call__(
         self, run_id: str | None, query: RunQuery, decide: Decide, *, now: float | None, new: bool = False
     ) -> Any:
-        """Carry out a decision. Returns what `decide` returns, once its changes are written. Cancel-safe: they may still be.
+        """Carry out a decision. Returns what `decide` returns, once its changes are written. Cancel-safe: the changes may be
+        written all the same.
 
         Args: query: the parts that `decide` looks at, as far as is known. now: Unix seconds; None: Redis's own time, which comes
             with the parts that are read. new: these parts most probably do not exist, so they are not read at first.
