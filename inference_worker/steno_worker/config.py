@@ -127,6 +127,6 @@ def _word(value: Any) -> str:
 
 
 def dial_url(proxy: str) -> str:
-    """http(s)://host:port[/prefix] -> the URL of its workers' socket, which is ws(s)://. That is taken as it is: so workers were
-    told where the proxy is before there was one spelling."""
+    """http(s)://host:port[/prefix] -> the URL of the proxy's socket for workers, which is ws(s)://. A ws(s):// URL is accepted
+    too: workers were given such URLs before all programs took http(s)://."""
     return re.sub("^http", "ws", proxy.rstrip("/")) + "/workers/connect"

@@ -131,9 +131,9 @@ class TokenEngine(Protocol):
     def sample(
         self, request_id: str, prompt_ids: list[int], law: Sampling, job: Job, *, trial_id: str = ""
     ) -> AsyncIterator[TokenStep]:
-        """Closing the iterator cancels. trial_id: an engine with several caches keeps a trial's turns at one; "": of no trial.
-        `law.max_tokens` is set and already clamped to the context; `law.stop` is not this
-        seam's business (`chat/reader.py` matches stop strings); stop ids are the format's and the law's.
+        """Sample a completion of the prompt. Closing the iterator cancels it. trial_id: an engine with several caches keeps a
+        trial's turns at one of them; "": no trial. `law.max_tokens` is set and already clamped to the context. The engine ignores
+        `law.stop` (`chat/reader.py` matches stop strings), and stops at the stop ids of the format and of the law.
 
         Raises: StenoError (BadRequest for what can't be honoured, EngineFailed when the engine dies).
         """
@@ -149,13 +149,13 @@ class Engine(Protocol):
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
     def load(self) -> tuple[int, int, float]:
-        """As TokenEngine.load. Asked with every heartbeat and after a failed generation: how the worker learns of a death."""
+        """As TokenEngine.load. Called at each heartbeat and after a failed generation: so the worker learns of a dead engine."""
         ...
 
     async def count(self, job: Job) -> int:
         """Tokens of the prompt, rendered whole: what `generate` would give to the engine with nothing to continue.
 
-        Raises: BadRequest: the template refuses. ContextOverflow: the format knows without counting.
+        Raises: BadRequest: the template refuses. ContextOverflow: the prompt is known to be too long before it is counted.
         """
         ...
 

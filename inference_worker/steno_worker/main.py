@@ -54,7 +54,7 @@ class Worker:
     def __init__(
         self, settings: WorkerSettings, engine: Engine, metrics: WorkerMetrics, objects: ObjectStore | None = None
     ) -> None:  # fmt: skip
-        """Args: objects: of `weights_url`."""
+        """Args: objects: the object store at `weights_url`; None: none is read."""
         self._settings = settings
         self._engine = engine
         self._metrics = metrics
@@ -231,7 +231,10 @@ def _end_at_once(*_: object) -> None:
 
 @contextlib.contextmanager
 def _metrics_served(settings: WorkerSettings, metrics: WorkerMetrics) -> Iterator[None]:
-    """Raises: CannotListen, before a model is loaded: the port is bound at once, and answers 503 until `metrics.ready`."""
+    """Serve /metrics in a thread. The port is bound at once, before a model is loaded, and answers 503 until `metrics.ready`.
+
+    Raises: CannotListen.
+    """
     if settings.metrics_port is None:
         yield
         return

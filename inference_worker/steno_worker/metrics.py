@@ -25,8 +25,8 @@ class WorkerMetrics:
     """The worker's metrics. One set per registry: a process has one, a test as many as it starts workers.
 
     Attributes:
-        tally: of the engine that is counted.
-        ready: the engine is up. Until then /metrics is a 503, since probes ask it whether a worker can serve.
+        tally: the engine's counts of sampled and unsent tokens, which `flush` adds to the counters.
+        ready: the engine is up. Until then /metrics answers 503, since readiness probes call it.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -140,7 +140,7 @@ class WorkerMetrics:
         return answer
 
     def sent(self, tokens: int) -> None:
-        """One delta. Summed up here, since a counter's lock would be the dearest part of sending it."""
+        """Count one sent delta. Summed up here until `flush`: a counter's lock would cost more than all else in sending it."""
         self._tokens += tokens
         self._deltas += 1
 
@@ -148,7 +148,7 @@ class WorkerMetrics:
         self._relay_s += seconds
 
     def flush(self, packets: int) -> None:
-        """What was summed up, into the counters; with each write."""
+        """Add the sums to the counters. Called after each write to a socket. Args: packets: how many were written."""
         self.packets.inc(packets)
         self.tokens.inc(self._tokens)
         self.deltas.inc(self._deltas)

@@ -81,10 +81,10 @@ def sweep_dead() -> None:
 
 
 def _opened(path: Path, flags: int) -> IO[bytes]:
-    """For writing too: NFS refuses the lock otherwise."""
+    """Open a lock file for reading and writing: NFS refuses the lock on a file that is opened for reading only."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600), "r+b", buffering=0)
 
 
 def _suffix() -> str:
-    """Of locks of this machine, since it was started. Raises: OSError: the kernel doesn't say."""
+    """How the names of lock files end that were made on this machine since its last boot. Raises: OSError: no boot id."""
     return f"-{BOOT_ID.read_text().strip()}.lock"

@@ -1,8 +1,8 @@
 """The fewest tokens that a text can be, in one linear pass: what can't fit a context is refused before it is tokenised.
 
-A token of n bytes pays 1/n for each of its bytes, and no byte can be had for less than its share of the longest token that it
-occurs in. The sum of these shares over a text is at most its number of tokens, whatever the merges do. That holds only
-where each byte of a text ends up in a token, so it is worked out only for tokenizers of which that is known (`_covers`).
+Each byte of a token of n bytes has the share 1/n of it. With n of the longest token that a byte occurs in, its share is smallest.
+The sum of these smallest shares over a text is at most its number of tokens, whatever the merges do. This holds only if each byte
+of a text ends up in a token, so it is computed only for tokenizers of which this is known (`_covers`).
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from steno_worker.chat.interfaces import Renderer
 
 _JOIN = "\n\n"
 MOST_LEVELS = 750
-"""Of a call's arguments, where vLLM reads them: Python 3.11 ends at a thousand with what it is called in, later ones go deeper,
-and a server's may be another one than ours."""
+"""Most nested levels in a call's arguments that vLLM parses. Python 3.11 fails at 1,000, callers' frames included; later versions
+go deeper, and a server may run another version than we do."""
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{\]}]', re.DOTALL)
 """Those of JSON, and its strings, which may have more of them."""
 

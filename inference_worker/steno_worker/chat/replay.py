@@ -36,8 +36,8 @@ def law_of_the_rest(law: Sampling, sampled: int, attempt: int) -> Sampling:
 
 
 def replay(reader: CompletionReader, ids: Sequence[int], law: Sampling, stops: frozenset[int]) -> StepText:
-    """Have the reader take in what was sampled, one token after the other. `parsed` of what is returned is all of it, and
-    `reason` is set where the completion had ended with it: what told so was lost with its worker.
+    """Feed the sampled ids to the reader, one token at a time. Returns: all their text in `parsed`. `reason` is set if the
+    completion ended with these ids: the Finish was lost with its worker.
 
     Args: law: of the whole completion. stops: ids at which the engine stops.
     """

@@ -1,4 +1,4 @@
-"""What is said of a prompt's tokens to who asks for more than their number (`Count.wants`): ids, strings of the vocabulary, text.
+"""Answers a Count that wants more than the number of tokens (`Count.wants`): ids, strings of the vocabulary, text.
 
 CPU work, linear in the prompt; nothing is sampled.
 """
@@ -46,8 +46,8 @@ class Vocabulary(Protocol):
 
 
 def tokenized(asked: Count, tokenizer: Tokenizer, prompter: PromptRenderer) -> Counted:
-    """What the tokenizer makes of a job. Raises: BadRequest: the template refuses, or a later proxy wants what is not known
-    here. ContextOverflow: the format knows without counting. BodyTooLarge: the answer would be."""
+    """Answer what `asked.wants` about its job. Raises: BadRequest: the template refuses, or a newer proxy wants something unknown
+    here. ContextOverflow: the prompt is known to be too long before it is counted. BodyTooLarge: the answer is too large."""
     if asked.wants == TEXTS and asked.job.prompt_ids is not None and isinstance(tokenizer, Vocabulary):
         return _texts(asked.stream, bytes_to_ids(asked.job.prompt_ids).tolist(), tokenizer)
     if asked.wants not in ("ids", "strings", "text"):

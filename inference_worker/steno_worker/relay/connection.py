@@ -1,8 +1,8 @@
 """The worker's end of the relay with one proxy: dials, carries packets, comes back when the socket is lost.
 
-The protocol is `steno/contracts/wire/peer.py`, the generations are `generations.py`; here are socket, timers and patience. A lost
-socket stops no generation: what they produce waits in the channel. Everything that all streams produce within one turn
-of the event loop leaves in one packet, at most every COALESCE_S while it rains.
+The protocol is `steno/contracts/wire/peer.py`, the generations are `generations.py`; here are the socket, the timers and the
+reconnects. A lost socket stops no generation: their frames wait in the channel. The frames of all streams that are ready in one
+turn of the event loop leave in one packet; under load, packets leave at most every COALESCE_S.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SETTLE_S = 2.0
 class ProxyConnection:
     """Dials one proxy, and keeps a channel with it.
 
-    Args: boot_id: of this process.  updates: of the engine, for all its clients.
+    Args: boot_id: identifies this process. updates: the engine's weight updates, shared by all connections.
     on_engine_death: called with the reason, once an engine shows that it is dead.
     """
 
@@ -159,7 +159,7 @@ class ProxyConnection:
             # ImportError: a SOCKS proxy stands in the way, and python-socks is not installed
             self._failed_dials.add(error, self._clock())
             return False
-        if self._stop.is_set():  # told to leave while this was dialled: nobody would take leave on it
+        if self._stop.is_set():  # `leave` was called during the dial: nothing would close this socket later
             await _close(websocket, CLOSE_GOING_AWAY, "", [])
             return False
         if again:
@@ -321,7 +321,7 @@ class ProxyConnection:
             self._touch()
 
     def _on_trouble(self) -> None:
-        """A generation failed in a way that may be the engine's end; its load tells."""
+        """A generation failed, perhaps because the engine is dead: `Engine.load` raises if it is."""
         try:
             self._engine.load()
         except StenoError as error:
@@ -343,7 +343,7 @@ class ProxyConnection:
         )
 
     def _max_streams(self) -> int:
-        """What the settings say, or where they say nothing, the engine (vLLM has a bound of its own)."""
+        """Most generations at once: as set, else the engine's own limit (vLLM has one), else MAX_STREAMS."""
         return self._settings.max_streams or getattr(self._engine, "max_streams", None) or MAX_STREAMS
 
     async def _pause(self, seconds: float) -> None:

@@ -13,7 +13,7 @@ SAY_AGAIN_S = 600.0
 
 
 class Dial(connect):
-    """Follows redirects as websockets does; one that can't be followed (to https://) is the answer that it is."""
+    """Follows redirects as websockets does. If one can't be followed (to https://), the error is the HTTP answer itself."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         try:

@@ -1,7 +1,7 @@
 """Runs the generations of one channel, one task each, which reads from the engine as fast as its credit allows.
 
 Owns what happens between a Generate frame and its last frame. Knows nothing of sockets: frames leave by the channel's outlet.
-Each stream ends in exactly one Finish or Failed, whatever happens to it; only when the whole channel is given up, in silence.
+Each stream ends in exactly one Finish or Failed, whatever happens to it; only if the whole channel is lost, nothing is sent.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MAX_MESSAGE_CHARS = 2000
 class Outlet(Protocol):
     """Sends the frames of one channel. Once the channel is over, they are dropped.
 
-    full: so much waits to be acknowledged that Started, Delta and what a Count wants are to wait for `room` first; small frames
-        may still leave.
+    full: so many bytes are unacknowledged that Started, Delta and the answer to a Count with `wants` must wait for `room`; small
+        frames may still leave.
     """
 
     @property
@@ -49,9 +49,9 @@ class Outlet(Protocol):
 class Generations:
     """Runs the generations of one channel.
 
-    Args: send: of this channel alone, so that old stream numbers never mean anything on the next one.
-    on_trouble: called when the engine raised what may mean that it is dead.
-    gate: what events pass; shut while new weights are being proved.
+    Args: send: the outlet of this channel alone: on the next channel its stream numbers have no meaning.
+    on_trouble: called after an error which may mean that the engine is dead.
+    gate: every event passes it; it is shut while new weights are being proved.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Generations:
         return len(self._running)
 
     def handle(self, frame: Frame) -> None:
-        """Generate, Cancel, Credit or Count. One for a stream that has ended is late, not wrong. Raises ProtocolError."""
+        """Handle a Generate, Cancel, Credit or Count. Cancel and Credit are ignored if their stream has ended. Raises
+        ProtocolError."""
         if isinstance(frame, Credit):
             if not 0 < frame.tokens < 2**31:
                 raise ProtocolError(f"Credit: tokens: got {frame.tokens}, must be 1 to 2**31 - 1")
@@ -198,7 +199,7 @@ class _Generation:
             self.task.cancel()
 
     async def _run(self, engine: Engine, request: Generate) -> None:
-        if self._closed:  # cancelled before its first step: a task cancelled then would not run, and say nothing
+        if self._closed:  # stopped before its first step: a task cancelled then would send no last frame
             self._say_stopped()
             return
         self._begun = True

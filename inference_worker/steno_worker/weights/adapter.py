@@ -1,7 +1,6 @@
-"""A LoRA adapter that came in the place of a model's weights: its layers, and whether it goes onto the checkpoint that is here.
+"""Reads a LoRA adapter that came instead of a model's weights, and checks that it was trained on the checkpoint that is here.
 
-What a layer adds is `rank` and `alpha` of the manifest, whose digest they are part of; of files that came beside the tensors
-nothing is believed (I10).
+Its `rank` and `alpha` are those of the manifest, and part of the manifest's digest; files beside the tensors are not read (I10).
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ def read_adapter(update: StagedUpdate, entry: AdapterEntry) -> Adapter:
 
 
 class AdapterBase:
-    """The checkpoint that an engine was started from, for adapters to go onto. Its digest is read once, and holds for as long as
-    the files are those that were there when this was made, before the engine read them."""
+    """The checkpoint that an engine was started from, which adapters are added to. Its digest is computed once, and holds as long
+    as the files have not changed since this object was made, before the engine read them."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

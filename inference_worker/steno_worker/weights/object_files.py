@@ -25,7 +25,8 @@ def is_url(location: str) -> bool:
 
 
 def readable_store(store: ObjectStore | None, spec: UpdateSpec) -> ObjectStore:
-    """Args: store: of this worker's setting. Raises: WeightsRefused: `location` is not in it."""
+    """The store to read the update from. Args: store: of `weights_url`. Raises: WeightsRefused: no store, or `location` is
+    not in it."""
     if store is None:
         raise WeightsRefused(
             f"location: got {spec.location!r}, but this worker has no weights_url: set it to the trainer's",

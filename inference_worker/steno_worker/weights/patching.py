@@ -46,7 +46,7 @@ class PatchBase:
     digest: str
 
     def patches_to(self, manifest: Manifest) -> list[PatchEntry] | None:
-        """What leads from here to there. None: nothing does."""
+        """The patches that lead from this copy to the manifest's weights. None: no patches do."""
         if len(self.shards) != len(manifest.shards):
             return None
         for place in reversed(range(len(manifest.patches))):
@@ -158,7 +158,8 @@ class _PatchFile:
     def check_fits(self, layout: dict[str, tuple[int, int]]) -> None:
         """Args: layout: name -> (width, elements) of the shard's tensors.
 
-        Raises: WeightsRefused, not of this file: the copy that it goes onto may be cut into shards in another way."""
+        Raises: WeightsRefused, with a field that does not name this file: the patch may be good, and the copy that it goes onto
+            cut into shards in another way."""
         for name, tensor in self.tensors.items():
             if layout.get(name) != (tensor.width, tensor.elements):
                 raise WeightsRefused(

@@ -19,13 +19,14 @@ from steno_worker.weights.staged_files import open_regular
 
 logger = logging.getLogger(__name__)
 UNKNOWN = "0" * 32
-"""In the place of digests: what an engine was started from is loaded again as it is, and then probed."""
+"""Stands for a digest that is not known: of the files that an engine was started from (loaded again unchecked, then probed), and
+of shards that were made of patches (whose tensors were checked)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenWeights:
-    """Weights that have passed the probe. scored: a probe, with the log-probabilities that this engine gave by these weights;
-    None: nothing but numbers is known."""
+    """Weights that have passed the probe, or that the engine was started from. scored: a probe, with the log-probabilities that
+    this engine gave with these weights; None: no probe was scored."""
 
     staged: StagedUpdate
     scored: Probe | None

@@ -1,8 +1,8 @@
-"""From what an update's spec says to shards that lie where this machine can read them, beside generation.
+"""Gets the shards that an update's spec names to where this machine can read them, while generation goes on.
 
-An update by difference is applied to the full copy that was kept of the version served, or else to the one that it came with.
-Owns the threads that touch disks, the temporary folder, and the reports on the way; what is right is `staged_files.py`'s to say.
-A folder of somebody else's may hang for ever: each update that reads one has a thread of its own, which is left behind.
+Patches are applied to the full copy that was kept of the version served, or else to the full copy that they came with.
+Owns the threads that touch disks, the temporary folder, and the reports on the way; the checks are in `staged_files.py`.
+A folder that others own may hang for ever: each update that reads one has a thread of its own, which can be left behind.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ T = TypeVar("T")
 REPORT_EVERY_S = 1.0
 """How often a long reading of shards is reported."""
 STUCK_S = 120.0
-"""A folder of which nothing has been read for so long is given up: the proxy asks again, later and later."""
+"""If nothing could be read from a folder for this long, the update fails; the proxy asks again, at growing intervals."""
 MOST_LEFT = 8
-"""Threads that wait for a folder which may never answer, before no more are begun."""
+"""If this many threads still wait for folders, which may never answer, further updates that read a folder are refused."""
 CLOSE_S = 10.0
 """What removing the last files may take."""
 
@@ -176,7 +176,7 @@ class Stager:
         return staging.folder
 
     async def _take_all(self, update: WeightUpdate, staging: StreamStaging) -> None:
-        """All bytes that it lacks, from whoever sends them, or has them."""
+        """Take all bytes that `staging` lacks: from the object store, or from the chunks that proxies send."""
         disk = self._streams
         update.received = staging.received
         if update.spec.transport == "filesystem":

@@ -85,9 +85,9 @@ def sweep(root: Path, needed: Sequence[Path]) -> None:
 
 
 def check_room(folder: Path, needed: int, spare: Path | None = None) -> None:
-    """Args: needed: bytes to be written. spare: a folder that goes where they have no room beside it, and have room without it.
+    """Check that the disk has room. Args: needed: bytes to be written. spare: a folder that is removed if this alone makes room.
 
-    Raises: WeightsRefused: there is none.
+    Raises: WeightsRefused: there is no room.
     """
     needed += SPARE_BYTES
     free = shutil.disk_usage(folder).free
@@ -241,7 +241,7 @@ def feed_file(
 def feed_partly(
     check: FileCheck, path: Path, abandoned: threading.Event, on_bytes: Callable[[int], None]
 ) -> None:  # fmt: skip
-    """The same of one that may be cut off."""
+    """As `feed_file`, for a file that may be cut off: the check is not finished. Raises: as `feed_file`."""
     buffer = memoryview(bytearray(BLOCK_BYTES))
     try:
         with open_regular(path) as file:

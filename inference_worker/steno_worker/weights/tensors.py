@@ -1,4 +1,4 @@
-"""Whether weights are this model's, and how they get into memory. What needs torch of the receiving side is here."""
+"""Whether weights are this model's, and how they get into memory. The receiving side's torch code is here and in `adapter.py`."""
 
 from __future__ import annotations
 

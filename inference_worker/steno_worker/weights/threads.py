@@ -1,6 +1,6 @@
 """Blocking work that may never return (a mount that hangs), in threads that can be left behind.
 
-Not an executor's: the interpreter joins those before it ends, and would wait for the mount then.
+No executor is used: the interpreter joins an executor's threads before it ends, and would wait for the mount.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DiskThread:
-    """One thread that does what it is told, in that order; also what nobody waits for any more."""
+    """One thread that runs the work that it is given, in order; also work whose result is no longer awaited."""
 
     def __init__(self, name: str) -> None:
         self._told: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -76,7 +76,8 @@ class DiskThread:
 
 
 def in_readers(work: Callable[[T], None], items: Sequence[T], most: int) -> None:
-    """Each item once, by at most so many threads at a time. Returns when all is done. Raises: the first that `work` raised."""
+    """Run `work` once on each item, in at most `most` threads. Returns when all is done. Raises: the first error of `work`; no
+    further item is begun after it."""
     left: queue.SimpleQueue[T] = queue.SimpleQueue()
     for item in items:
         left.put(item)
@@ -105,7 +106,8 @@ def in_readers(work: Callable[[T], None], items: Sequence[T], most: int) -> None
 
 
 async def in_time(timeout_s: float, work: Callable[..., T], *args: Any) -> T:
-    """In a thread of its own. Raises: what the work raised; WeightsRefused: it has not returned by then, and is left behind."""
+    """Run `work` in a thread of its own, and return its result. Raises: what it raised; WeightsRefused: it did not return within
+    `timeout_s`, and is left behind."""
     thread = DiskThread("steno-weights")
     try:
         async with asyncio.timeout(timeout_s):

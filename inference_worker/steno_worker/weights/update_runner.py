@@ -1,12 +1,12 @@
-"""A worker's side of policy updates: what each asks for, how far it is, and whom that is told to.
+"""A worker's side of policy updates: runs each from `Prepare` to its end, and reports its state to the proxies.
 
     prep --stage--> receiving --all checked--> ready --apply--> loading --probe passed--> served
                        \\-------------\\----------------------------\\------> failed, until it is prepared again
                                                                                and the last good weights are loaded again
 
-One update is staged at a time, while generation goes on; a newer one takes its place. Several proxies may speak of the same one:
-it is staged once, and each of them hears of it. The cards name a version only after its probe has passed, and what was sampled
-meanwhile waits behind the gate (I10). Staging itself is `stage.py`, and loading is the engine's.
+One update is staged at a time, while generation goes on; a newer one takes its place. Several proxies may send the same update:
+it is staged once, and all of them get its progress. The cards name a version only after its probe has passed, and tokens sampled
+meanwhile wait behind the gate (I10). Staging itself is `stage.py`, and loading is the engine's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from steno_worker.weights.update_state import Send, UpdateStep, WeightUpdate
 logger = logging.getLogger(__name__)
 CLOSE_S = 10.0
 ANY_IDS = list(range(8))
-"""Scored where there is no probe: every vocabulary has them, and broken weights give no numbers for any."""
+"""Ids that are scored if there is no probe: every vocabulary has them, and broken weights give NaN or infinity for any ids."""
 Proof = tuple[str, str, Probe | None]
 """What decides whether weights pass: (version, digest, probe)."""
 
@@ -75,9 +75,9 @@ class UpdateRunner:
         self._updates: dict[str, WeightUpdate] = {}
         self._proved: str | None = None  # the version that cards name; None: as the engine says
         self._loading = asyncio.Lock()
-        self._loads: set[asyncio.Task[None]] = set()  # each with its way back; only `close` ends one
-        self._returning_to = ""  # the version that is loaded again just now, after others were not what was said
-        self._good: ProvenWeights | None = None  # what was proved last; None: nothing was asked of this engine yet
+        self._loads: set[asyncio.Task[None]] = set()  # each with its rollback; only `close` cancels one
+        self._returning_to = ""  # the version that a rollback is loading now
+        self._good: ProvenWeights | None = None  # the last proven weights; None: none are known yet
         self._refused: tuple[Proof, StenoError] | None = None  # the last weights whose probe failed, and how
 
     def cards(self) -> list[ModelCard]:
@@ -142,8 +142,8 @@ class UpdateRunner:
         listeners = update.listeners if update is not None else set()
         is_sound = self.healthy or self._returning_to
         if is_sound and self._refused is not None and self._refused[0] == _proof_of(spec):
-            # The same weights and the same probe would end as they did, and cost what runs here its tokens once more, also where
-            # they come another way (whole, after patches).
+            # The same weights and the same probe would fail again, and the generations that run here would lose their tokens
+            # again. This holds too if the weights come in another way (as a full copy, after patches).
             send(WeightUpdate.refusal(frame.update_id, self._refused[1]))
             return
         update = self._updates[frame.update_id] = WeightUpdate(frame.update_id, spec, {*listeners, send})
@@ -167,9 +167,9 @@ class UpdateRunner:
         return True
 
     def _make_way(self, update: WeightUpdate) -> None:
-        """One update at a time: what is staged and not yet applied gives way to a newer one.
+        """Check an update, then drop those before it that are not being loaded or served: only one is staged at a time.
 
-        Raises: WeightsRefused: a newer one is here already; weights that are not for this worker.
+        Raises: WeightsRefused: a newer update is here already; the weights are not for this worker.
         """
         spec, cards = update.spec, self._engine.cards()
         check_manifest(spec.manifest)
@@ -254,7 +254,7 @@ class UpdateRunner:
                 self._failed(update, error)
                 return
             self._proved = self._proved or self._engine.cards()[0].policy_version
-            if self._good is None and self.healthy:  # else what is there now is not what it is called
+            if self._good is None and self.healthy:  # unhealthy: the loaded weights are not those of the named version
                 self._good = await self._base(update.spec)
             if self.healthy:
                 self.gate.close(update.version)
@@ -394,7 +394,7 @@ class UpdateRunner:
         self._clear(update)
 
     def _drop(self, update: WeightUpdate) -> None:
-        """Forget it, and what was staged of it. Its load, if it had one, goes on: to the end of the way back."""
+        """Forget an update, and remove what was staged for it. If it is being loaded, the load goes on, with its rollback."""
         del self._updates[update.id]
         update.abandoned.set()
         if update.task is not None:

@@ -92,7 +92,7 @@ class WeightUpdate:
     # -- bytes of a stream
 
     def want(self, shard: ShardEntry, offset: int) -> None:
-        """All before `offset` is staged. Asks for more when half of what was asked for has been."""
+        """All bytes of `shard` before `offset` are staged. Asks for more once half of the requested bytes are staged."""
         limit = min(shard.size, offset + CREDIT_BYTES)
         if self._shard is not shard:
             self._shard, self._arrived = shard, offset
@@ -105,8 +105,8 @@ class WeightUpdate:
         self._shard = None
 
     def arrived(self, chunk: Chunk, send: Send) -> None:
-        """Queue what was asked for. Two proxies may have been asked for the same, so bytes that are here already are left
-        out, and their sender is told where this worker is. Raises: ProtocolError: more than there was credit for."""
+        """Queue a chunk that was asked for. Two proxies may send the same bytes: a chunk that does not begin at the next missing
+        byte is left out, and its sender gets this worker's position. Raises: ProtocolError: more bytes than the credit."""
         shard = self._shard
         if self.step is not UpdateStep.RECEIVING or shard is None or not chunk.data:
             return
@@ -130,7 +130,7 @@ class WeightUpdate:
             self.report_to(send)
 
     def report_to(self, send: Send) -> None:
-        """A stream that can't say yet which bytes it lacks, or lacks none, says nothing until it can."""
+        """Send the update's progress. A `stream` update sends none while it is received and wants no bytes of any shard."""
         if self.step is UpdateStep.RECEIVING and self._shard is None and self.spec.transport == "stream":
             return
         progress = Progress(self.id, self.step.value, self.received, pause_s=self.pause_s, load_s=self.load_s)
@@ -143,5 +143,5 @@ class WeightUpdate:
 
     @staticmethod
     def refusal(update_id: str, error: StenoError) -> Progress:
-        """For an update that there is nothing of."""
+        """The progress that refuses an update which this worker does not keep."""
         return Progress(update_id, UpdateStep.FAILED.value, code=error.code, message=error.message[:MAX_MESSAGE_CHARS])

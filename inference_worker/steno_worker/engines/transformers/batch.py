@@ -85,8 +85,8 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Sequence, TokenStep | StenoError]]:
-        """Compute one step: a token for each running sequence and for each whose prompt is now complete; an error, and its
-        end, for one from whose law nothing can be drawn."""
+        """Compute one step: a token for each running sequence and for each whose prompt is now complete. A sequence ends with an
+        error if its law leaves no token, or its logits are not finite."""
         ready, logits = self._prefill()
         decoding = list(self._running)
         for slots in self._cache.spans():

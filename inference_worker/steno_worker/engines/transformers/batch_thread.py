@@ -80,7 +80,8 @@ class BatchThread:
             self._wake.notify()
 
     async def ask(self, work: Callable[[RunningBatch], T]) -> T:
-        """What `work` makes of the batch between two steps. Raises: ValueError of its; EngineFailed, as `fail_waiting` says."""
+        """Run `work` on the batch between two steps, and return its result. Raises: ValueError: of `work`; EngineFailed: by
+        `fail_waiting`."""
         assert self._loop is not None
         loop, done = self._loop, self._loop.create_future()
 

@@ -41,8 +41,8 @@ OPTIONS = {
 }
 """Engine arguments: name -> (default, meaning)."""
 _LOADING = threading.Lock()
-"""transformers changes its classes while it loads a model, and puts them back: two at a time, as where a load was left behind,
-would leave them changed, and no model's head would be tied from then on."""
+"""Held while transformers loads a model: meanwhile it changes its classes, and restores them at the end. Two loads at a time (one
+may have been left behind) would leave them changed, and no model's head would be tied from then on."""
 
 
 class TransformersSettings(Protocol):

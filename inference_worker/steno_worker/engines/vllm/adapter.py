@@ -176,7 +176,8 @@ class VllmAdapter:
         return folder
 
     async def _put(self, llm: AsyncLLM, folder: Path) -> None:
-        """Raises: WeightsRefused: the engine has what it had. Anything else: it may not."""
+        """Load the adapter in `folder` in place of the present one. Raises: WeightsRefused: the engine still has the old adapter.
+        After any other error it may not."""
         try:
             taken = await llm.add_lora(LoRARequest(NAME, NUMBER, str(folder), load_inplace=True))
         except Exception as error:  # from another process, as text

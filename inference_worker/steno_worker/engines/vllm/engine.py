@@ -112,7 +112,7 @@ class VllmTokens:
         self._llm: AsyncLLM | None = None
         self._weights = VllmWeights(self._config, worker_id)
         self._adapter = VllmAdapter(self._config) if self._config.lora_config is not None else None
-        self._salt: str | None = None  # of new prompts: what was cached under other weights is not theirs
+        self._salt: str | None = None  # cache salt of new prompts: they must not use what other weights have cached
         self._loads = itertools.count(1)
         self._keeping: set[str] = set()  # the version that is being loaded, if requests keep their cache over it
         self._kept: dict[str, set[str]] = {}  # of each request that runs, the versions that came like this while it did

@@ -1,7 +1,7 @@
-"""A thread that waits for what an event loop does, and can be called back from there.
+"""Lets a thread wait for coroutines of an event loop, in calls that the event loop can cancel.
 
-Owns the link between a call that runs in the thread and the coroutine that it waits for. One thread at a time runs calls; who
-cancels a call ends its coroutine, so that the thread is free for the next one.
+Owns the link between a call that runs in the thread and the coroutine that it waits for. One thread runs the calls, one at a
+time; cancelling a call cancels its coroutine, so that the thread is free for the next one.
 """
 
 from __future__ import annotations
