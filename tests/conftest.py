@@ -38,7 +38,7 @@ settings.register_profile(
 )
 assert {"_get_local_constants", "_local_constants"} <= vars(providers).keys(), "Hypothesis has other names for them now"
 if SAME_EXAMPLES:
-    # Not the literals of the code that is loaded: that depends on which tests this process ran before.
+    # Hypothesis also draws literals of the loaded code: here not, since these depend on the tests that this process ran before.
     providers._get_local_constants = lambda: providers._local_constants
 settings.load_profile("any machine")
 
@@ -89,8 +89,8 @@ def pytest_timeout_cancel_timer() -> bool:
 
 @pytest.fixture(autouse=True)
 def transformers_is_as_it_was() -> Iterator[None]:
-    """While transformers loads a model, one of its methods is an empty function, for the whole process. Two loads at a time
-    may leave it there: models that later tests load would lack their heads, and it is these that would fail."""
+    """Fails the test that leaves transformers changed. While it loads a model, its `tie_weights` is an empty function, for the
+    whole process. Two loads at a time may leave it so: models that later tests load would then lack their heads."""
     yield
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     until = time.monotonic() + 60

@@ -120,7 +120,7 @@ async def _hunt(schedules: list[Schedule], folder: Path, mutant: str) -> int:
 
 
 async def _play(schedules: list[Schedule], folder: Path, *, within_s: float | None = None) -> list[Verdict]:
-    """Those of a kind on one deployment; after a failed one, on another."""
+    """Play the schedules: those with the same kind of Redis on one deployment; after a seed has failed, on a new one."""
     verdicts: list[Verdict] = []
     began = time.monotonic()
     left = sorted(schedules, key=lambda schedule: schedule.watched)

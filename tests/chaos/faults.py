@@ -103,7 +103,8 @@ async def _redis(deployment: Deployment, what: str, fault: Fault) -> None:
 
 
 async def _failover(deployment: Deployment, what: str, fault: Fault) -> None:
-    """It lasts longer than the Sentinels wait: the replica takes over, and whoever was the primary comes back as its replica."""
+    """Strike the primary for longer than the Sentinels wait, or `ask` them to switch: the replica takes over, and the old primary
+    comes back as its replica."""
     store = deployment.redis
     if what == "cut":
         relay = deployment.lines[store.place]

@@ -41,8 +41,8 @@ def check_turns(turns: Sequence[Turn], versions: Versions) -> list[str]:
 
 
 def _is_rendered(turn: Turn) -> bool:
-    """Whether its new prompt ids are those of its messages. What its tokenizer could not go on from was rendered with the replies
-    as they are on record, and not as its client wrote them: then its first message and its last are looked at."""
+    """Whether the turn's new prompt ids are those of its messages. After a fork by TOKENIZER_CHANGED, the replies were rendered
+    as they are on record, not as the client wrote them: then only the first and the last message are compared."""
     ids, messages = bytes_to_ids(turn.new_prompt_ids).tolist(), turn.messages
     if turn.fork_reason != ForkReason.TOKENIZER_CHANGED:
         return ids == render(messages, turn.served_model)
@@ -108,8 +108,8 @@ def _joined(spans: Sequence[object], count: int) -> list[tuple[int, int]]:
 def check_seen(trial: Trial, turns: Sequence[Turn]) -> tuple[list[str], int]:
     """I3: what an agent saw finished is on record, as it saw it, and once.
 
-    Returns: (what is wrong, whole turns that no agent saw, beside another of the same request: a retry at another replica while
-    the first one was finishing, see Retries in docs/recording-format.md).
+    Returns: (what is wrong, number of whole turns beyond the first of one request: a retry at another replica while the first
+    attempt was finishing, see Retries in docs/recording-format.md).
     """
     wrong: list[str] = []
     known = {turn.turn_id: turn for turn in turns}
@@ -164,7 +164,7 @@ def check_heard(trial: Trial, turns: Sequence[Turn], faults: Sequence[Fault], vi
 
 
 def _differs(trial: Trial, seen: Seen, turn: Turn, *, whole: bool) -> Iterable[str]:
-    """whole: or its beginning, of an answer that broke."""
+    """How the turn on record differs from what the agent saw. whole: False: the agent saw the beginning, and the answer broke."""
     content, calls = turn.reply.get("content") or "", turn.reply.get("tool_calls") or ()
     recorded = [
         (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls[: len(seen.calls)]
@@ -182,7 +182,7 @@ def _counts(turn: Turn) -> bool:
 
 
 def check_session(trial: Trial, session: Session, turns: Sequence[Turn]) -> list[str]:
-    """It is as it was completed, and its counts are its turns'."""
+    """The session is completed and has a reward, and its counts agree with its turns."""
     wrong: list[str] = []
     if session.status != "completed" or session.reward is None:
         wrong.append(f"{trial.trial_id} is {session.status} with reward {session.reward}, and was completed")
@@ -241,9 +241,9 @@ def check_ledger(
 
 
 def check_received(counted: Mapping[str, int]) -> list[str]:
-    """I4: what a replica has received since its start is on record, or it says why not.
+    """I4: a replica counts each token that it received since its start as recorded, unrecorded or late.
 
-    Args: counted: its counters.
+    Args: counted: the replica's counters, by name.
     """
     kinds = ("received", "completion", "unrecorded", "late")
     received, recorded, unrecorded, late = (counted.get(f"steno_proxy_{kind}_tokens_total", 0) for kind in kinds)

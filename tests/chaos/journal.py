@@ -1,12 +1,12 @@
-"""Every token that a worker's engine sampled, written down before anybody is sent it: what records are held against (I4).
+"""Each token that a worker's engine sampled, written down before it is sent: records are checked against this journal (I4).
 
-A line per token, appended by one write, so that a killed worker has told all that it sent. A write may be cut at the end of a
-page, by a kill or for who reads meanwhile: so a line begins anew and ends in a word of its own. What became of each:
+One line per token, appended by one write, so that a killed worker has noted all that it sent. A kill can cut a write at the end
+of a page, and a reader may see a part of it: so a newline also precedes each line, and its last word is `end`. Fates of a token:
 
     recorded         it stands in its turn, with this worker and this version; of a superseded turn as well
-    sampled again    its worker was lost with it, and a later attempt of the turn has it from another one
-    after the end    its turn broke, or was cancelled, before this was on record
-    unrecorded       nothing is on record of its turn: its replica was killed, or its client left before it came
+    sampled again    it was lost with its worker, and a later attempt of the turn sampled it on another worker
+    after the end    its turn broke, or was cancelled, before the token was on record
+    unrecorded       nothing is on record of its turn: its replica was killed, or its client left before the token came
     with its trial   the trial was deleted
 """
 
@@ -74,8 +74,9 @@ def check_sampled(
     for turn_id, (trial_id, turn) in turns.items():
         asked = by_turn.get(turn_id, [])
         if turn.partial:
-            # What could not be gone on with is a turn of its own. Its worker knew it by the id of what took its place in the end,
-            # which may have been left in its turn, and then is on record under no such id.
+            # When a completion that can't be resumed begins again, its first part is recorded as a turn with a new id. Its
+            # worker sampled it under the id of the turn that superseded it in the end. If that one was left too, no turn on
+            # record has this id.
             later = set(_later(turn, turns))
             others = (name for name in by_turn if name in later or name not in turns)
             asked = [*asked, *(one for name in others for one in by_turn[name] if one.trial_id == trial_id)]

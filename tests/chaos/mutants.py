@@ -74,7 +74,7 @@ def store_optional() -> None:
 
 
 def all_resumable() -> None:
-    """What can't be gone on with elsewhere is (I9)."""
+    """A completion that no other worker can continue is announced as resumable (I9)."""
     _change_events(lambda self, event: msgspec.structs.replace(event, resumable=True) if _is(event, Started) else event)
 
 
@@ -154,7 +154,7 @@ def takers_unnamed() -> None:
 
 
 def old_streams_speak() -> None:
-    """What still runs for a channel that is over speaks on the next one, under its old number (I9)."""
+    """Generations of a channel that is over go on, and send frames on the next channel under their old stream numbers (I9)."""
 
     def wrong(self: ChannelOutlet, frame: Any) -> None:
         self._send(frame)

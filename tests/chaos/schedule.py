@@ -14,7 +14,7 @@ OTHERS = 2
 """Workers after those, of another model and its policy."""
 MODELS = ("chaos", "other")
 ANY = "any"
-"""What no model is called: it means the default policy's, the first of MODELS."""
+"""A name that no model has: it means the default policy's model, the first of MODELS."""
 FAULTS_WITHIN_S = 2.5
 FAULTS = {
     # kind: (weight, seconds that it lasts at least, at most); what it is done to is drawn from the kind's first word
@@ -42,7 +42,7 @@ FAULTS = {
     "policy-update": (3, 0.0, 0.0),
 }
 OTHER = {
-    # as FAULTS, to any worker, those of the other model among them; in most seeds
+    # as FAULTS; most seeds have one of these, for any worker or link, also of the other model's workers
     "worker-kill": (3, 0.0, 1.0),
     "worker-stop": (3, 0.2, 3.0),
     "worker-drain": (1, 0.0, 0.5),
@@ -57,7 +57,7 @@ LONG = {
 }
 
 LATER = {
-    # as FAULTS; drawn beside those, one at most, so that a seed keeps what it had
+    # as FAULTS; at most one in a seed, drawn by another generator, so that a seed keeps the faults it had before
     "link-lose": (3, 0.0, 0.0),  # connections that carry nothing any more and never end
     "agents-lose": (2, 0.0, 0.0),
     "store-lose": (2, 0.0, 0.0),
@@ -82,12 +82,12 @@ PACKETS = {
 FAILOVERS = {
     # as LATER; the Redis of a schedule that has one is a primary with a replica, and Sentinels that wait for a second
     "failover-kill": (2, 2.0, 5.0),
-    "failover-stop": (2, 2.0, 5.0),  # SIGSTOP: it goes on as somebody who takes himself for the primary
-    "failover-cut": (2, 2.0, 5.0),  # nobody reaches it, nor it anybody
+    "failover-stop": (2, 2.0, 5.0),  # SIGSTOP: when it continues, it still takes itself for the primary
+    "failover-cut": (2, 2.0, 5.0),  # nothing reaches it
     "failover-ask": (1, 0.0, 0.0),  # an operator has the Sentinels do it
 }
 DURABLE = frozenset(("redis-kill", "redis-disk"))
-"""What loses nothing with appendfsync always alone."""
+"""Faults by which Redis loses writes unless it has appendfsync always."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class Agent:
 
     client: `raw` marks its retries as SDKs do and may go to another replica with each request; `sdk` is the official one. format:
     one of `clients/formats.py`. streams: which of its turns are streamed. forks: a turn after which it asks something of its
-    own, without history. slow: it reads with pauses. end: how the session ends. gone_after_s: of `gone`, it leaves in the
-    middle and is completed by its harness; of `cut-short` (completed) and `deleted-early`, when that happens, whatever is in
-    flight.
+    own, without history. slow: it reads with pauses. end: how the session ends. gone_after_s: by `end`: after so long a
+    `gone` agent leaves, and its harness completes the session; a `cut-short` session is completed then, and a `deleted-early`
+    one deleted, whatever is in flight.
     models: the name that each of its turns asks for.
     """
 
@@ -178,7 +178,8 @@ FORMATS = {"chat": 3, "messages": 3, "responses": 2, "gemini": 2}
 
 
 def draw(seed: int, *, only: tuple[int, ...] | None = None, long: bool = False) -> Schedule:
-    """Args: only: of its faults, those with these numbers (to find out which of them it takes). long: one more, of LONG."""
+    """Draw a seed's schedule. Args: only: keep only the faults with these numbers (to find which of them make the seed fail).
+    long: add one fault of LONG."""
     dice, more, rare = (random.Random(name) for name in (seed, f"more of {seed}", f"rarer of {seed}"))
     agents = tuple(_agent(dice, more) for _ in range(dice.randint(4, 8)))
     faults = sorted((_fault(dice) for _ in range(dice.randint(2, 6))), key=lambda fault: fault.at_s)
@@ -209,7 +210,7 @@ def _models(dice: random.Random, turns: int) -> tuple[str, ...]:
 
 
 def _agent(dice: random.Random, more: random.Random) -> Agent:
-    """more: for what was added later, so that a seed keeps what it had."""
+    """more: draws the properties that were added later, so that a seed keeps its earlier ones."""
     turns = dice.randint(2, 5)
     client = dice.choices(["raw", "sdk"], [4, 1])[0]
     home, hops = dice.randrange(REPLICAS), dice.random() < 0.6

@@ -44,13 +44,13 @@ CONTROL_S = 180.0
 SETTLE_S = 60.0
 SLACK_FDS = 16
 FAILOVER_FDS = 32
-"""More of them: while a failover has all calls wait, each takes a connection of its own, and the pool (64) keeps them."""
+"""Added to SLACK_FDS: while a failover makes all calls wait, each opens a connection, and the pool (64) keeps them."""
 SLACK_BYTES = 32 * 2**20
 LINEAGES = {"default": "chaos", "other": "other"}
 ALARMS = re.compile(
     r"Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b|never (?:awaited|retrieved)|broke the protocol"
 )
-"""The workers are honest: where one breaks the protocol, what it said came where it can't, or when (I9)."""
+"""Log lines that fail a seed. `broke the protocol` too: workers are correct, so frames came at a wrong place or time (I9)."""
 ALLOWED = (
     re.compile(
         r"ERROR steno_proxy\.turns\.choice .*can't record turn \S+ \(\d+ tokens\): "
@@ -73,7 +73,7 @@ class Verdict:
 
 
 class Story:
-    """Args: steps: versions posted to this deployment so far, extended here."""
+    """Args: versions: those posted to this deployment so far; extended here. name: the run's id."""
 
     def __init__(self, deployment: Deployment, schedule: Schedule, versions: list[str], *, name: str) -> None:
         self._deployment = deployment
@@ -87,7 +87,7 @@ class Story:
         self._calls = 0
 
     async def play(self) -> None:
-        """To its verdict. Raises: RuntimeError: the deployment did not come to order again."""
+        """Play the seed and fill `verdict`. Raises: RuntimeError: the deployment did not become healthy again."""
         began = time.monotonic()
         async with AsyncExitStack() as stack:
             connector = aiohttp.TCPConnector(limit=0)
@@ -176,7 +176,7 @@ class Story:
             self._wrong(f"{trial.trial_id} failed: {trial.failure}")
 
     async def _end(self, trial: Trial) -> None:
-        """May be repeated, and is: what a killed replica has left unfinished is finished with it."""
+        """Complete or delete the session. Called again later: this finishes what a killed replica has left unfinished."""
         if trial.agent.end.startswith("deleted"):
             await self._control("delete", trial.trial_id)
             trial.deleted = True
@@ -207,14 +207,14 @@ class Story:
                 try:
                     async with http.post(url, json=spoken.body([Line("user", "late")], False)) as response:
                         status = response.status
-                except aiohttp.ClientError:  # as a connection breaks that its replica has closed by then
+                except aiohttp.ClientError:  # the replica may have closed this pooled connection meanwhile
                     if time.monotonic() > until:
                         raise
                     await asyncio.sleep(0.1)
                     continue
                 if (
                     status != 503 or time.monotonic() > until
-                ):  # a line to Redis that was lost is found out by being used
+                ):  # a replica notices that a connection to Redis was lost only when it uses it
                     break
             if status not in OVER:
                 self._wrong(f"{trial.trial_id} has ended, and a late request was answered {status}")
@@ -347,7 +347,7 @@ def first_versions() -> list[str]:
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Those that still run, where a story could not be played to its end."""
+    """Cancel the tasks that still run, if a story could not be played to its end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -39,8 +39,8 @@ class Unexpected(Exception):
 
 @dataclass
 class Seen:
-    """An answer that an agent had, whole or a part of it. asked: text of its last message. replica: that it had it from. model:
-    the name that it had asked for; "" where nobody looks."""
+    """An answer that an agent had, whole or a part of it. asked: text of the request's last message. replica: that sent it.
+    model: the name that was asked for; "": it is not checked."""
 
     turn_id: str
     asked: str
@@ -169,7 +169,7 @@ class Speaker:
             raise Broken(repr(error)) from error
 
     def _check(self, status: int | None, words: str) -> None:
-        """Raises: what an answer with this status means; nothing where there was none, or the status said that all was well."""
+        """Raises: Over, Broken or Unexpected, by the answer's status; nothing if there was no status, or 200."""
         if status in OVER:
             raise Over
         if status in RETRYABLE:

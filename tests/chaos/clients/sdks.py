@@ -1,6 +1,8 @@
-"""The same requests through the official SDKs as they come: bodies in, bodies out, so that what an SDK makes of one is checked.
+"""The same requests through the official SDKs, unmodified. A call takes the request's body and returns the answer's body as
+the SDK parsed it, so that the SDK's own work is checked.
 
-OpenAI's and Anthropic's repeat a request by themselves, and mark that; Google's is told not to, and does not mark.
+The SDKs of OpenAI and Anthropic repeat a request by themselves, and mark the retry. Google's would not mark it, and is told not
+to repeat.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ Google's, of a chunk that was cut."""
 
 @dataclass(frozen=True)
 class Ask:
-    """url: of the trial. model: that is asked for. silence_s: without a byte before the SDK gives up. on_retry: called for each
-    that it marks."""
+    """url: the trial's. model: the name to ask for. silence_s: seconds without a byte after which the SDK gives up. on_retry:
+    called for each request that the SDK marks as a retry."""
 
     url: str
     body: dict[str, Any]

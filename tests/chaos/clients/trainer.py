@@ -57,8 +57,8 @@ class Trainer:
         self._calls = 0
 
     async def run(self, groups: int) -> None:
-        """Until so many groups have been acknowledged, or another one has the run. A lost answer is asked for again: the lease
-        runs out otherwise."""
+        """Lease groups until so many have been acknowledged, or another trainer has the run. A call that fails is repeated; a
+        lease in a lost answer runs out."""
         while len(self.taken.acknowledged) < groups:
             request = LeaseRequest(run_id=self._run_id, consumer=self._name, wait_s=0.5, ttl_s=TTL_S, max_groups=2)
             asked_at = time.monotonic()
@@ -103,7 +103,7 @@ class Trainer:
                 await asyncio.sleep(0.2)
 
     async def _hold(self, lease: Lease) -> None:
-        """Keep it for longer than its term, by extending it; whether that came in time its acknowledgement tells."""
+        """Extend the lease beyond its first term. Whether the calls came in time shows when it is acknowledged."""
         for used in (False, False, True):
             await asyncio.sleep(TTL_S / 2)
             with contextlib.suppress(StenoError):
@@ -162,7 +162,7 @@ class Trainers:
         return trainer
 
     async def _register(self, name: str) -> int:
-        """Its epoch. The same name again, where the answer was lost, has the same."""
+        """Take the run over. Returns: the epoch. A repeated call, after a lost answer, gets the same epoch for the same name."""
         until = time.monotonic() + PATIENCE_S
         for number in range(10**6):
             async with self._open_client(number % self._replicas, None) as client:

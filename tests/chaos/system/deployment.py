@@ -29,9 +29,9 @@ PROXY = """--heartbeat-s 0.3 --silence-s 1.2 --resume-grace-s 0.8 --queue-s 20 -
            --body-timeout-s 5 --host 127.0.0.1""".split()
 START_S = 180.0
 MOST_STARTS = 20
-"""Of a replica that ends at once, in a row."""
+"""How often in a row a replica that ends at once is started again."""
 CLOCK_JUMP_S = 8.0
-"""A lease that is granted meanwhile lasts so much longer."""
+"""How far a replica's clock jumps ahead: a lease that is granted meanwhile lasts so much longer."""
 WAIT_S = 1.5
 
 
@@ -101,8 +101,8 @@ class Deployment:
 
     Args: watched: Redis is a primary and its replica, with Sentinels, and every write waits for the replica.
         mutant: what is wrong with the replicas or the workers, by `chaos/mutants.py`.
-        patience_s: how long everybody waits: for streams to end on SIGTERM, for who is silent, for lost sockets. None: not
-        long, so that faults have room; on a busy machine replicas then take slow workers for lost ones.
+        patience_s: how long programs wait: for streams to end on SIGTERM, for a silent worker, for a lost socket. None: short,
+        so that faults take effect; on a busy machine replicas then take slow workers for lost ones.
 
     Attributes:
         agents: a relay per replica. links: a relay per worker and replica, at `worker * REPLICAS + replica`.
@@ -181,7 +181,7 @@ class Deployment:
             args += [
                 "--archive",
                 str(self.folder / f"archive-{self.ports[0]}"),
-            ]  # the same of all replicas, though each has its own line
+            ]  # one for all replicas: the default goes by the Redis URL, and each replica has its own relay to Redis
             args += [*PROXY, *self._patience("--shutdown-s", "--silence-s", "--resume-grace-s")]
             self.replicas.append(Program(f"r{number}", args, self.folder / f"r{number}.log"))
         for number in range(WORKERS + OTHERS):
@@ -213,7 +213,7 @@ class Deployment:
     # -- order
 
     async def heal(self) -> None:
-        """Everything runs, every line carries, every replica has every worker and Redis."""
+        """Bring everything back: each process runs, each relay passes data, each replica has all workers and Redis."""
         for relay in (*self.agents, *self.lines, *self.links):
             relay.delay_s, relay.cut_after_bytes, relay.accepting = 0.0, None, True
             relay.resume()

@@ -1,4 +1,4 @@
-"""Packets that never arrive, which no relay can play: to it the other end's kernel has acknowledged them.
+"""Packets that are lost. A relay can't play this: the kernel has acknowledged to the sender what a relay then drops.
 
 The suite runs in a network namespace of its own, so that its rules of the packet filter touch nothing else. Where none can be had
 (`inside()` says), relays stand in.
@@ -42,8 +42,8 @@ def enter() -> None:
 
 @contextlib.contextmanager
 def lost(port: int, what: str) -> Iterator[None]:
-    """Args: port: of the side that listens, on this host. what: `drop`: all packets, either way, those of new connections too;
-    `deaf`: only what the side that dialled would hear; `loss`: some."""
+    """Lose packets while the block runs. Args: port: on which a server of this host listens. what: `drop`: all packets in both
+    directions, also of new connections; `deaf`: only those from the server to its client; `loss`: some, in both directions."""
     directions, share = WAYS[what]
     some = [] if share == 1.0 else ["-m", "statistic", "--mode", "random", "--probability", str(share)]
     rules = [["INPUT", "-p", "tcp", direction, str(port), *some, "-j", "DROP"] for direction in directions]

@@ -40,7 +40,7 @@ class Server(RedisServer):
             super().kill()
 
     def ensure(self) -> None:
-        """It runs, answers, and takes writes again. What was about to give up when this was called is started again too."""
+        """Make it run, answer and take writes again. It is started again also if it ends while this runs."""
         with self._one_at_a_time:
             self._ensure()
 
@@ -63,14 +63,14 @@ class Server(RedisServer):
                 time.sleep(0.05)
 
     def announce(self, port: int) -> None:
-        """This is where everybody finds it, also after it was started again."""
+        """Announce this port to replicas and Sentinels as the server's own, also after a restart."""
         self._options = (*self._options, "--replica-announce-ip", "127.0.0.1", "--replica-announce-port", str(port))
         with self.client() as client:
             client.config_set("replica-announce-ip", "127.0.0.1")
             client.config_set("replica-announce-port", port)
 
     def fill_disk(self, *, gives_up: bool) -> None:
-        """gives_up: as it does with appendfsync always; else it refuses writes."""
+        """Fill the server's disk. gives_up: with appendfsync always, so that it ends; else with everysec: it refuses writes."""
         assert self.disk is not None
         with contextlib.suppress(redis.RedisError), self.client() as client:  # it may be away, by another fault
             client.config_set("appendfsync", "always" if gives_up else "everysec")
@@ -111,7 +111,7 @@ class Store:
         return len(self.servers) > 1
 
     def watch(self, ports: Sequence[int]) -> None:
-        """Args: ports: under which everybody, the servers as well, finds each of the servers."""
+        """Make the second server a replica, and start Sentinels. Args: ports: by which clients and servers reach each server."""
         self._ports = list(ports)
         for server, port in zip(self.servers, ports, strict=True):
             server.announce(port)

@@ -62,7 +62,8 @@ def run(
 def run_and_kill(
     command: str | Sequence[str], work: Path, home: Path, variables: Mapping[str, str], due: Callable[[], bool]
 ) -> None:
-    """The same, killed with all that it has started as soon as `due` says so. Raises: AssertionError: it ended before that."""
+    """Run an agent as `run` does, and kill it with all that it has started, READS_S after `due` is true. Raises: AssertionError:
+    it ended before `due` was true."""
     words, environment = _prepared(command, home, variables)
     child = subprocess.Popen(
         words, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -130,8 +131,8 @@ def fork(stack: Stack, origin: str, turn: Turn, trial_id: str) -> None:
 
 
 def check_forked(origin: list[Turn], turns: list[Turn], last: Turn) -> None:
-    """Up to the turn of the fork a trial was told its origin's turns, of the same ids; what goes on from it was sampled after
-    these very ids, in one straight branch."""
+    """Check a forked trial: up to the turn of the fork it was answered with its origin's turns, which have the same ids. One turn
+    goes on from there: it was sampled, and its prompt begins with these ids."""
     theirs = {turn["turn_id"]: turn for turn in origin}
     told = [turn for turn in turns if turn["replayed"] is not None]
     assert last["turn_id"] in {turn["turn_id"] for turn in told} <= theirs.keys()

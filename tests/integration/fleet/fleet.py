@@ -64,7 +64,7 @@ class Answer:
         self.broken = False  # its connection, in the middle
 
     def take(self, line: str) -> bool:
-        """Returns whether it said something."""
+        """Take one line of the stream. Returns: whether it is a chunk, and the answer has any text or call so far."""
         if line == "data: [DONE]":
             self.done = True
         if not line.startswith("data: {"):
@@ -87,7 +87,8 @@ class Answer:
 def ask(
     stack: Stack, trial: str, text: str, interrupt: Callable[[Answer], bool] = lambda answer: False, **fields: Any
 ) -> Answer:
-    """Stream an answer. interrupt: called after each event until it has returned True; then the worker that speaks is killed."""
+    """Stream an answer. interrupt: called for each event once there is text or a call, until it returns True; then the worker
+    that samples is killed."""
     answer, killed = Answer(), False
     body = {"messages": [{"role": "user", "content": text}], "stream": True} | fields
     try:
@@ -107,7 +108,7 @@ def speakers(stack: Stack) -> list[str]:
 
 
 def kill_speaker(stack: Stack) -> str:
-    """SIGKILL to the worker with a stream on it. Workers are known by the order of their names."""
+    """SIGKILL to the one worker that has a stream. Its process has its name in the command line. Returns: its name."""
     until = time.monotonic() + 30
     while not (speaking := speakers(stack)):
         assert time.monotonic() < until, stack.logs()

@@ -51,7 +51,7 @@ class Fleet:
         return update
 
     async def past_deadline(self, update_id: str, ready: str) -> None:
-        """Its deadline comes once this worker is ready."""
+        """Wait until the worker `ready` is ready for the update, then let the update's deadline pass."""
         run = self.policies._run(update_id)
         await until(lambda: run.members[ready].state == "ready")
         run.since = 0.0

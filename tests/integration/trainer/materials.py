@@ -53,7 +53,7 @@ def random_batch(
 ) -> StepBatch:
     """Rows of uneven lengths and of two completions each, some trials with two; advantages of both signs, times `scale`.
 
-    Args: alphabet: ids are below it. alike: how many of the rows begin as an earlier one does, up to some token.
+    Args: alphabet: ids are below it. alike: the probability that a row begins as an earlier one does, up to some token.
     """
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows, advantages = [], {}

@@ -50,10 +50,10 @@ class Reference:
         low: float = 0.2,
         high: float = 0.28,
     ) -> dict[str, float]:
-        """passes: rows of each optimizer step. corrected: `sequence`, `geometric`: one weight of the mismatch for all tokens that
-        share a ratio; for all of a row where none do. kept: bounds of the weights
-        that `masked` keeps. Returns: the loss, and the gradient's norm, averaged over passes. `stopped` is the
-        part of sequences (of tokens, by token) that were clipped."""
+        """passes: row numbers of each optimizer step. level: which tokens share a ratio. corrected: the tokens that share a ratio
+        (by token: all of a row) have one mismatch weight: the product of theirs (`sequence`), or the geometric mean
+        (`geometric`). kept: `masked` makes weights outside these bounds 0. Returns: the loss and the gradient's norm, averaged
+        over passes. Sets `stopped`: the part of ratios that were clipped."""
         with torch.no_grad():
             proximal = [self._logprobs(self.model, row)[0] for row in batch.rows]
             frozen = [self._logprobs(self.frozen, row)[0] for row in batch.rows]

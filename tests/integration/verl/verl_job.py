@@ -175,7 +175,7 @@ class VerlJob:
 
 
 def kill(actors: Sequence[Any]) -> None:
-    """As the kernel kills. `ray.kill` has a worker end the programs it has started before itself, and see them end."""
+    """SIGKILL to the actors' processes. With `ray.kill`, a worker first ends the programs it has started, and waits for them."""
     found = [psutil.Process(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))) for actor in actors]
     for process in found:
         process.kill()

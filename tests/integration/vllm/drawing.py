@@ -33,8 +33,8 @@ TOOLS = [
     for name in ("weather", "forecast")
 ]
 STRICT = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
-"""Whose arguments are what they say. Those of the others are any JSON, and a string in it may hold the model's own marker of a
-call's end, at which a parser ends the call."""
+"""TOOLS whose arguments must follow the schema. Without `strict` they are any JSON, and a string in it may hold the model's own
+marker of a call's end, at which a parser ends the call."""
 
 
 @dataclass

@@ -379,7 +379,7 @@ class AccountContract:
         cut = {"partial": True, "finish_reason": "cancelled"}
         for tokens in (2, 4):
             await speak(store, "g.0", tokens, partial=True, finish_reason=OPEN)
-        with pytest.raises(RecordedOtherwise):  # who ends it has read it before it grew
+        with pytest.raises(RecordedOtherwise):  # the proxy that ends it read it before it grew
             await speak(store, "g.0", 2, **cut)
         await speak(store, "g.0", 4, **cut)
         for tokens, state in ((5, {"partial": True, "finish_reason": OPEN}), (7, {}), (7, cut)):

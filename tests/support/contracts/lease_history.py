@@ -1,7 +1,7 @@
 """Random histories of groups, trials, trainers and time, played on a store, with what must hold of them (I4).
 
-A history is a list of steps, numbers only, each read against what there is at its time: the same history means the same on every
-store. The model below keeps no states: it remembers what was said and what trainers acknowledged, and adds up.
+A history is a list of steps. Each has a kind and two numbers, which choose among what exists at that time: so a history does the
+same on every store. The model below keeps no states: it remembers what was sampled and what trainers acknowledged, and adds up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STEPS = st.lists(
 
 
 def history(seed: int, steps: int = 60) -> list[Step]:
-    """What generators that shrink do not come to: long ones, evenly mixed."""
+    """A random history: long and evenly mixed, as generators that shrink hardly ever draw one."""
     draw = random.Random(seed)
     return [Step(draw.choice(KINDS), draw.randrange(12), draw.randrange(12)) for _ in range(steps)]
 
@@ -71,7 +71,7 @@ class Play:
         await self._drain()
 
     def _trial(self, a: int) -> str:
-        """The younger ones, mostly: that is where something goes on."""
+        """One of the newest trials, by `a`: these are mostly still open. "nobody": there is no trial yet."""
         return self.trials[-1 - a % len(self.trials)] if self.trials else "nobody"
 
     async def group(self, a: int, b: int) -> None:
@@ -123,7 +123,7 @@ class Play:
         except NotFound:
             return
         except Gone:
-            if not fields:  # its client's turn was refused: the hub says so, and it is asked again as partial
+            if not fields:  # a whole turn is refused and not counted: a proxy would commit it again as partial
                 return
         self.spoken.update({version: count for version, count in versions.items() if count})
 
@@ -167,7 +167,7 @@ class Play:
         await self.store.runs.close_due(now=self.now)
 
     async def register(self, a: int, b: int) -> None:
-        """A trainer takes over. What registered ones had leased is whoever's comes next."""
+        """A trainer takes over. The leases of registered trainers end, and their groups can be leased again."""
         alive = self.heard_at + 15.0 > self.now
         try:
             tenure = await self.store.runs.take_over(RUN, f"t{self.trainers + 1}", force=b % 3 == 0, now=self.now)

@@ -107,7 +107,7 @@ class RecordingContract:
         assert await store.commit("twice", made[1], row(made[1], parent=0), now=99.0) == 1
 
     async def test_a_turn_is_refused_whose_parent_is_not_on_record_under_its_number(self, store: SessionStore) -> None:
-        """I2: the store has lost what it had confirmed. Its number may be another turn's by now, or this turn's own."""
+        """I2: the store has lost a parent that it had confirmed. Its number may be another turn's by now, or this turn's own."""
         made = await record(store, "orphan", 2)
         before = await store.session("orphan"), await store.turns("orphan")
         lost = turn(7, seed=1)
@@ -284,7 +284,7 @@ class RecordingContract:
         assert (await store.session("left"), await store.turns("left")) == (before, [sealed])
 
     async def test_what_is_on_record_of_an_open_turn_gets_no_shorter(self, store: SessionStore) -> None:
-        """I3, I4: who ends it has read it before it grew."""
+        """I3, I4: the proxy that ends it read it before it grew."""
         await store.register(session("grown"))
         grown = turn(1, partial=True, finish_reason=OPEN)
         shorter = turn(1, partial=True, finish_reason="cancelled", completion_ids=bytes(8), sampling_logprobs=bytes(8))

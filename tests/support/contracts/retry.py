@@ -42,7 +42,7 @@ class Trial:
         return str(one.turn_id)
 
     async def record(self) -> dict[float, float | None]:
-        """Which began when -> when that began which took its place. Checked: the other says of what it is a retry."""
+        """When each turn began -> when the turn that superseded it began. Checks that such a turn says which turn it retries."""
         turns = await self.store.turns(self.trial_id)
         by_id = {one.turn_id: one for one in turns}
         for one in turns:

@@ -49,7 +49,7 @@ def docker_daemon(root: Path) -> Iterator[dict[str, str]]:
 
 
 def _words(root: Path) -> list[str]:
-    """Nothing of it lies elsewhere, and nothing that this machine's Docker is told is read."""
+    """The daemon's command line: all its files lie in `root`, and it reads no configuration of this machine's Docker."""
     return [
         "dockerd", f"--config-file={root}/daemon.json", f"--data-root={root}/data", f"--exec-root={root}/exec",
         f"--pidfile={root}/pid", f"--host=unix://{root}/docker.sock", "--exec-opt=native.cgroupdriver=cgroupfs",

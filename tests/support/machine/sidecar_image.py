@@ -20,7 +20,7 @@ _NFT = """#!/bin/sh
 [ "$*" = "--file -" ] || exec nft-as-it-is "$@"
 sed 's/hook output priority dstnat;/hook output priority -100;/' | nft-as-it-is --file -
 """
-"""Debian 12's 1.0.6 does not know this priority by its name in this hook."""
+"""In the place of `nft`: Debian 12's nft 1.0.6 does not know the priority `dstnat` in the hook `output`."""
 _NAME = """
 import json, sys
 from harbor.environments.docker.docker import DockerEnvironment as Docker
@@ -29,7 +29,7 @@ context, dockerfile = Docker._EGRESS_CONTROL_SIDECAR_CONTEXT_PATH, Docker._egres
 found = digest(context=context, dockerfile_path=dockerfile, **json.loads(sys.argv[1]))
 print(context, dockerfile, f"{Docker._EGRESS_CONTROL_SIDECAR_DOCKER_NAME}--{found}", sep="\\n")
 """
-"""With Docker, Harbor's name for it also goes by what it builds for."""
+"""Prints context, Dockerfile and image name of Harbor's sidecar. With Docker, build arguments and platform change the name."""
 
 
 def make(folder: Path, engine: str, harbor_python: str, gost: Path) -> None:

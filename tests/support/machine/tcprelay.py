@@ -63,8 +63,8 @@ class TcpRelay:
             writer.transport.abort()
 
     def lose(self) -> None:
-        """Every connection there is goes on for either side, and nothing arrives any more, not even its end: a NAT that forgot.
-        New ones are well."""
+        """Both sides keep each present connection open, but nothing arrives on it any more, not even its end: as behind a NAT
+        that forgot it. New connections work."""
         self._lost |= self._writers
 
     def pause(self) -> None:

@@ -71,12 +71,13 @@ RANKS = ("steno_cli.torchrun", "tests.support.programs.forked_ranks")
 _COMMANDS = ("doctor", "env", "groups", "rollout", "runs", "sessions", "tasks")
 _LITELLM = (*_PROXY, "steno_cli.commands.upstream", "steno_worker.engines.litellm.text", "uvloop")
 _READ_LATER = ("STENO_", "XDG_DATA_HOME", "PYTEST_", "PYTHONUNBUFFERED", "COLUMNS")
-"""Variables that nothing reads while it is imported: they may differ from those of the process that forks."""
+"""Beginnings of variables that no import reads: a program's may differ from those of the process that forks."""
 _SET_MEANWHILE = (
     "LITELLM_LOCAL_MODEL_COST_MAP", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_",  # imports of litellm, DeepSpeed, torch
     "LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_", "VLLM_",  # vLLM, which makes an engine
 )  # fmt: skip
-"""Variables that others set in the process of a running test. What forks has those that its own imports set."""
+"""Beginnings of variables that libraries set in a test's process. They may differ too: the process that forks has those that its
+own imports set."""
 _CPU = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 """What DeepSpeed and torch look at while they are imported. Only programs that have the first one like this are forks."""
 
@@ -218,8 +219,8 @@ def run(
 def start(
     command: Sequence[str], environment: Mapping[str, str], cwd: Path, out: IO[bytes], err: IO[bytes] | None = None
 ) -> Started:
-    """A program with its output in `out`, with `err` apart from it or not, and nothing to read: a fork where it is a command of
-    this Python's `-m steno` that tests start often, or torchrun on CPUs."""
+    """Start a program, with its stdout in `out`, its stderr in `err` (None: in `out` too), and an empty stdin. A command of this
+    Python's `-m steno` that tests start often is a fork, and so is torchrun on CPUs; any other is a new process."""
     err = err or out
     modules = _modules(command)
     imported_in = {**IMPORTED_IN, "CUDA_VISIBLE_DEVICES": ""} if modules == RANKS else IMPORTED_IN

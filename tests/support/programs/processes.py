@@ -42,9 +42,9 @@ def process(
 
 
 def until(condition: Callable[[], Any], what: str | Callable[[], str] = "", within_s: float = SLOW_S) -> Any:
-    """The first true value of `condition`; a server that does not answer yet says nothing.
+    """Wait for the first true value of `condition` and return it; an error of httpx's transport counts as false.
 
-    Args: what: did not happen, should it not; a function is asked then. Raises: AssertionError: with that.
+    Args: what: says what did not happen: a text, or a function that gives it. Raises: AssertionError: with `what`.
     """
     end = time.monotonic() + within_s
     while True:

@@ -66,7 +66,7 @@ class Stack:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in sorted(self.folder.glob("*.log")))
 
     def restart_proxy(self, *args: str) -> None:
-        """On the same port, once it has ended; waits until it answers."""
+        """Start a proxy on the same port, after the caller has ended the one before; wait until it answers."""
         command = ["proxy", "--host", "127.0.0.1", "--port", str(self.port), *args]
         self.proxy = _spawn(self.folder / "proxy.log", sys.executable, *command)
         self.wait_for_proxy()

@@ -38,8 +38,10 @@ def check_drawn(trial_id: str, turns: Iterable[Turn]) -> None:
 class Say:
     """One completion. `text` is sampled a character a token; `calls` as one token each; then a stop id.
 
-    gate: awaited before the token of this number is sampled (0: before the first). error: raised after `fail_after` tokens.
-    finish: "" derives it: `tool_calls` with calls, else `stop`. lie: added to `completion_tokens`. versions: of each token.
+    gates: each is awaited before the token of its number is sampled (0: the first). fail_after: the engine fails after so many
+    tokens. refuse: raised before any token. refused: why the prefix ids are not used, as `Started` says it.
+    finish: "" derives it: `length` at `max_tokens`, `tool_calls` with calls, else `stop`. lie: added to `completion_tokens`.
+    versions: of each token.
     """
 
     text: str = ""

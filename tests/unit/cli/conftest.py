@@ -10,8 +10,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_logging_stays() -> Iterator[None]:
-    """Programs log to the standard error of their own process, which here is that of one test: to the next ones it is a closed
-    file, and what they print begins with an error of logging's."""
+    """Remove the log handlers that a command has added. They write to the standard error that pytest captured for one test: for
+    the next tests it is a closed file, and logging would print an error of its own."""
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     yield

@@ -20,9 +20,10 @@ def become_nobody() -> None:
 
 
 def as_nobody(work: Callable[[], object], folder: Path, *, at_once: bool = True) -> None:
-    """Run it in a child process, in the folder, which is that user's as well: only relative paths lead there. Fails if it raises.
+    """Run `work` in a child process, in `folder`, which then belongs to nobody: only relative paths lead there. Fails if `work`
+    raises.
 
-    Args: at_once: as that user from the start; else it calls `become_nobody` itself.
+    Args: at_once: `work` runs as nobody from its start; else it calls `become_nobody` itself.
     """
     child = os.fork()
     if child:

@@ -15,7 +15,7 @@ from tests.support.workers.parrot import ParrotEngine, Say
 
 Answers = list[Any]
 Agent = Callable[[Proxy, str, str], Awaitable[Answers]]
-"""An agent of one format: (proxy, trial, date) -> what it was told. It asks three times, and calls a tool in between."""
+"""An agent of one format: (proxy, trial, date) -> what it was told. Asks three times, and calls a tool if its format has one."""
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}}
 CHAT_TOOL: Any = {"type": "function", "function": {"name": "read", "description": "reads", "parameters": PARAMETERS}}
 

@@ -1,5 +1,5 @@
-"""What the scripted engine says to agents of verifiers: with tools it looks at its environment and has the word turned around,
-and then says it; without, it says it at once. It can't turn `cedar` around, and takes a minute over `slow`."""
+"""What the scripted engine says to agents of verifiers. With tools: a command that looks at its environment and reverses the
+task's word, then the result. Without tools: the reversed word at once. `cedar` it does not reverse; `slow` takes a minute."""
 
 from __future__ import annotations
 

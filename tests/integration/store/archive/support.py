@@ -23,8 +23,9 @@ LATER = 200_000.0
 
 
 class FaultyFileSystem(MemoryFileSystem):
-    """Does as `fault` says, once (hangs_reads: each time). hangs, hangs_read: until `mount_is_back`. info ENDING, ls ENDING: that
-    call fails for a path with this ending. old_listing: objects are not there, until the listings are forgotten."""
+    """Has the fault that `fault` names, once (hangs_reads: each time). full: a write fails; cut: half of it is lost. hangs,
+    hangs_read: a write or a read waits for `mount_is_back`. info ENDING, ls ENDING: that call fails for a path with this ending.
+    old_listing: objects are not found until the listings are forgotten. unnamed: a rename times out."""
 
     protocol = "faulty"
     store: dict[str, Any] = {}  # noqa: RUF012 (fsspec's own)
