@@ -4,7 +4,7 @@ FOLDER/job.json: settings (of `TrainerSettings`); batches (arguments of `random_
 checkpoint, if there is one; save_after: steps after which there is one; die: [step, method of `Checkpoints` in which the first
 rank is killed]; by_deepspeed: write checkpoints of format 2; forever: go on with the last batch; refused: [folder of checkpoints,
 run] that must be refused before anything else; states: the optimizer's, after the checkpoint was read and at the end; gradients:
-compare each pass's gradient with the float32 sum of what the ranks had (`Gradients`); probe: so many tokens, of the weights as
+compare each pass's gradient with the float32 mean over ranks (`Gradients`); probe: so many tokens, of the weights as
 they were loaded; pushed: what workers would be sent at the end, in this type; adapter_to: a folder for a push of the adapter
 alone. The first rank writes result.pt: a report per step, and the last weights.
 """

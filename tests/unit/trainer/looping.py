@@ -131,7 +131,7 @@ class Push:
 
 class Crew:
     """All ranks: steps, checkpoints and pushes that only say what they were told. durable: groups that a checkpoint holds;
-    batches: groups that each step trained."""
+    batches: how many groups each step trained."""
 
     def __init__(self, world: World, push_s: float) -> None:
         self.world, self.push_s, self.upload_s = world, push_s, 0.0
