@@ -73,7 +73,7 @@ class PolicyKeeper:
         return self._run(row.update_id).view()
 
     async def update(self, update_id: str, wait_s: float = 0.0) -> Update:
-        """As it stands; with `wait_s` once it has ended or there is something to upload, or so many seconds later.
+        """Return the update as it stands; with `wait_s`, first wait so long at most until it ends or has bytes to upload.
 
         Raises: NotFound, StoreUnavailable.
         """
@@ -411,7 +411,7 @@ class PolicyKeeper:
     # -- who waits
 
     async def _changed(self, timeout_s: float) -> None:
-        """Until something has changed, or that long."""
+        """Wait until something has changed, at most `timeout_s`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:

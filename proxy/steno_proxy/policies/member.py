@@ -14,10 +14,10 @@ MemberState = Literal["waiting", "receiving", "ready", "loading", "served", "fai
 FINAL = ("served", "failed")
 FIRST_RETRY_S = 5.0
 MOST_RETRY_S = 300.0
-"""Between attempts of one worker: doubled from the first to the last. What refused weights once will mostly refuse them again,
-and each attempt reads them all."""
+"""Seconds between attempts of one worker: FIRST_RETRY_S, doubled each time up to MOST_RETRY_S. A worker that has refused weights
+mostly refuses them again, and each attempt reads them all."""
 RESEND_S = 10.0
-"""A worker that confirms nothing for so long of what it was sent is believed to lack it. A loaded disk may take seconds."""
+"""Seconds after which bytes that a worker has not confirmed are sent to it again. A loaded disk may take seconds."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class UpdateMember:
 
     @property
     def settled(self) -> bool:
-        """It serves the update, or has been named as failed at least once and others wait for it no more."""
+        """Whether the update need not wait for it: it serves the update, or has failed at least once and is not loading now."""
         return self.state in FINAL or (self.attempts > 0 and self.state != "loading")
 
     def fail(self, error: str, now: float, *, lost: bool = False) -> None:

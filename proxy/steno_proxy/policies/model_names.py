@@ -62,7 +62,7 @@ class ServedModelNames:
         return self._kept != before
 
     async def retire(self, name: str, workers: Iterable[str]) -> None:
-        """The name means no model of its own any more. workers: ids of those that serve it here.
+        """Stop keeping a name: it then means the default policy. workers: ids of the workers here that serve it.
 
         Raises: Conflict: some do. NotFound: it is not kept. StoreUnavailable.
         """

@@ -33,7 +33,7 @@ class PolicyUpdates:
     """The updates of one policy, the version in force, and which workers are behind it.
 
     Attributes:
-    posted: the newest update. active: the one that workers are brought to. in_force: the newest that one has served.
+    posted: the newest update. active: the one that workers are brought to. in_force: the newest that some worker has served.
     gate: grows whenever the answer of `behind` may have changed. marked: the gate at which the workers were last marked.
     """
 
@@ -141,7 +141,7 @@ class PolicyUpdates:
         )
 
     def _said(self, version: str, now: float) -> list[FrameOrder]:
-        """A worker says that it serves this: known before any update has it load an older one."""
+        """Note that a worker serves this version, before any update makes that worker load an older one."""
         said = [run for run in self.runs.values() if run.version == version and not run.served]
         return [order for run in said for order in self.serve(run, now)]
 
@@ -191,7 +191,7 @@ class PolicyUpdates:
                 del self.runs[run.update_id]
 
     def _place(self, run: UpdateRun) -> tuple[int, int]:
-        """In the order of posting: numbers compare between two losses only."""
+        """Sort key in the order of posting. Numbers can be compared only if the store lost no updates in between."""
         return sum(run.created_at > at for at in self._losses), run.number
 
     def _notice_loss(self, run: UpdateRun) -> None:

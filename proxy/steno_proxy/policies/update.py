@@ -21,9 +21,9 @@ from steno.contracts.wire.frames import Progress
 from steno_proxy.policies.member import RESEND_S, ShardCursor, UpdateMember
 
 LOADING_S = 60.0
-"""What a worker gets at least to load what it was told to, also when the deadline is that near."""
+"""Seconds that a worker has at least for loading, even if the deadline is nearer."""
 MAX_CREDIT_BYTES = 32 * 2**20
-"""Of a worker's credit, what is used before its next Progress: it bounds what this proxy may hold for it (`stream`)."""
+"""The most of a worker's credit that is used before its next Progress; bounds what this proxy holds for it (`stream`)."""
 MISSED = "missed: sent over nccl without this worker, which gets the next version"
 STATES = frozenset({"waiting", "receiving", "ready", "loading", "served", "failed"})
 
@@ -68,7 +68,7 @@ class UpdateRun:
         self.state = state
         self.ended_at = ended_at
         self.unix_ahead_s = unix_ahead_s
-        self.noted = state  # as it was last told by whoever carries out what is decided here
+        self.noted = state  # the state that `keeper.py` has last logged and counted
         self.stored = ""  # the state in which the store was told that it has ended
         self.applied = state != "running"
         self.served = state == "done"  # by some worker, at some time
@@ -96,7 +96,7 @@ class UpdateRun:
         return self._advance(now)
 
     def announced(self, worker_id: str, version: str, now: float) -> list[MemberFrame]:
-        """It says that it serves this version now; also that it serves the same as before."""
+        """A worker says which version it serves now, which may be the same as before."""
         member = self.members.get(worker_id)
         if member is None or (member.state == "served" and version != self.version):
             return self.join(worker_id, version, now)
@@ -186,7 +186,7 @@ class UpdateRun:
         return self.state != "running"
 
     def switching(self, worker_id: str) -> bool:
-        """Told to load, together with the others: what it generates goes on under the new version within moments."""
+        """Whether it was told to load together with the others: its turns go on under the new version within moments."""
         member = self.members.get(worker_id)
         return member is not None and member.state == "loading" and member.awaited
 
@@ -264,7 +264,7 @@ class UpdateRun:
         self._steps.append(MemberFrame(member.worker_id, FrameKind.APPLY))
 
     def _load_until(self, member: UpdateMember) -> float:
-        # Nobody waits for who is brought along afterwards: it has as long as the others had.
+        # Nothing waits for a worker that is brought along after `done`: it has as long as the others had.
         least = max(LOADING_S, self.spec.deadline_s) if self.state == "done" else LOADING_S
         return max(self._deadline, member.applied_at + least)
 
@@ -300,7 +300,7 @@ class UpdateRun:
                 member.cursor = cursor  # it goes on receiving, and loads when it is ready
 
     def _go(self, members: list[UpdateMember], late: bool, now: float) -> None:
-        """Have them all load, if none is to be waited for."""
+        """Tell all ready workers to load, if none is to be waited for or the deadline has passed."""
         waited = [member for member in members if member.awaited and member.state in ("waiting", "receiving")]
         ready = [member for member in members if member.state == "ready"]
         if late or (ready and not waited and now >= self._settle_until):

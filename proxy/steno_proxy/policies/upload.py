@@ -1,8 +1,8 @@
 """One upload of a shard's bytes, on to the workers that lack them (`stream`).
 
-What comes is forwarded as it comes, to every worker whose position is there, as far as the credit of all of them goes: what is
-not forwarded is not read, so a proxy holds one piece, and what workers gave credit for. A worker that is not to be waited for any
-longer is left behind; its position appears in the update's wants again.
+Bytes are forwarded as they come, to every worker that has got just as far, and only as far as the credit of all these workers
+goes. Bytes that can't be forwarded are not read, so a proxy holds one piece, and what workers gave credit for. A worker that the
+others no longer wait for is left behind; its position appears in the update's wants again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK_BYTES = 256 * 1024
 PATIENCE_S = 5.0
 """How long the others wait for a worker that takes nothing at all."""
 STALL_S = 10.0
-"""With credit from nobody for so long, the upload ends where it is: its client asks for the wants again."""
+"""If no worker gives credit for so long, the upload ends where it is, and its client asks for the wants again."""
 
 
 class Upload:
@@ -93,7 +93,7 @@ class Upload:
         return self._clock() - self._full_since.setdefault(worker_id, self._clock()) >= PATIENCE_S
 
     def _positions(self, size: int) -> tuple[dict[str, ShardCursor], list[int]]:
-        """Who lacks the next byte, and where, within `size` bytes, others begin to lack some."""
+        """Return the workers that lack the next byte, and the places within `size` bytes from which others lack some."""
         here: dict[str, ShardCursor] = {}
         ahead: list[int] = []
         if self.run.state == "superseded":

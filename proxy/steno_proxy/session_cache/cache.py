@@ -89,8 +89,9 @@ class Recorder:
         return recording
 
     async def check(self, recording: Recording) -> None:
-        """Raises: BudgetSpent: a limit of the trial is spent, and its session has ended, unless its last turn, which is on record
-        while it is open, still runs. StoreUnavailable: it is asked for its time, where a limit of time seems to be spent."""
+        """Check the trial's limits. Raises: BudgetSpent: a limit is spent, and the session has ended; it has not if the limit is
+        `max_turns` and a turn on record may still run. StoreUnavailable: the store is asked for its time, if a limit of time
+        seems to be spent."""
         session, now = recording.session, self._clock()
         assert session is not None
         spent = limits.spent(session.limits, session, now, busy=recording.in_use)
@@ -104,7 +105,7 @@ class Recorder:
             raise await self.end(recording.trial_id, spent)
 
     async def earlier_now(self) -> float:
-        """Unix seconds, by the clock that is behind, of this process's and the store's: it says which limits of time are over.
+        """Unix seconds by this process's clock or by the store's, whichever is behind: limits of time are over only by that one.
 
         Raises: StoreUnavailable."""
         return min(self._clock(), await self.store.now())
@@ -161,7 +162,7 @@ class Recorder:
             log.warning("can't account for session %s yet, will try again: %s", trial_id, error.message)
 
     async def close(self) -> None:
-        """Before the store is: sessions that have just ended are accounted for, within FREEZE_WAIT_S."""
+        """Wait until sessions that have just ended are accounted for, within FREEZE_WAIT_S. Call it before closing the store."""
         if self._accounting:
             await asyncio.wait(self._accounting)
 
@@ -193,8 +194,8 @@ class Recorder:
         return await self._refresh(trial_id)
 
     async def _refresh(self, trial_id: str) -> Recording:
-        """The recording after reading what the store has that it has not; one round trip, unless something has changed. The last
-        row before that is read once more: it says whether the store has yet what is known here."""
+        """Read the rows that the recording lacks, and return it; one round trip to the store, unless something has changed. The
+        last known row is read again: it shows whether the store still has what is known here."""
         while True:
             recording = self._recordings.get(trial_id) or Recording(trial_id)
             tree, known, start = recording.tree, recording.turns, recording.unread(self._clock())
@@ -253,7 +254,7 @@ class Recorder:
         return (await self.store.path(recording.trial_id, [number])).reply  # of the path, this turn's own tokens only
 
     def keep_path(self, recording: Recording, turn_id: str, path: TokenPath, parent_id: str | None) -> None:
-        """A turn was committed here, whole: what `path` will say of it. parent_id: of the turn that it goes on from."""
+        """Keep what `path` will return for a turn that was committed here, whole. parent_id: the turn that it goes on from."""
         assert recording.session is not None
         self._paths.put(recording.trial_id, recording.session.created_at, turn_id, path, parent_id)
 
@@ -394,7 +395,7 @@ class Recorder:
             log.warning("%d turns are still not recorded, %.0f s after they were cancelled", len(late), FREEZE_WAIT_S)
 
     def refused(self, trial_id: str, error: StenoError) -> None:
-        """A request was refused with nothing on record: shown where its session is known here."""
+        """Trace a request that was refused with nothing on record, if its session is known here."""
         recording = self._recordings.get(trial_id)
         if self.traces is not None and recording is not None and recording.session is not None:
             self.traces.refused(recording.session, error)

@@ -24,7 +24,7 @@ class ForkOrigins:
         self._known: OrderedDict[str, ForkOrigin] = OrderedDict()
 
     async def of(self, session: Session | None, fork: ForkOf) -> ForkOrigin:
-        """Args: session: the origin's, where it was read already.
+        """Return the origin of a fork, read unless it is known. Args: session: the origin's, if it was read already.
 
         Raises: NotFound (no such trial, or turn), Gone (deleted), Conflict (no fork can be there), ArchiveUnreadable,
             StoreUnavailable."""

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 EVERY_S = 1.0
 """Between two writes for one trial."""
 MOST_TRIALS = 512
-"""Trials whose notes wait; those of further ones are not kept until the next write."""
+"""How many trials may have notes that wait for the next write; until then, notes of other trials are not kept."""
 OTHERS = "others like it"
 """The text of a note, once a trial has said MOST_NOTES different things in one round."""
 _UNSAID = (Forbidden, NotFound, StoreUnavailable, Unauthorized)
@@ -42,7 +42,7 @@ class NoteWriter:
         return isinstance(error, _UNSAID) or self.add(trial_id, error.code, error.message)
 
     def add(self, trial_id: str, kind: str, text: str) -> bool:
-        """Returns: whether it is the first of its kind and text in this round."""
+        """Keep a note for the next write. Returns: True if none of its kind and text is kept yet, or there is no room."""
         notes = self._waiting.get(trial_id)
         if notes is None:
             if len(self._waiting) >= MOST_TRIALS:

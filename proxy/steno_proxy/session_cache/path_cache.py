@@ -1,7 +1,7 @@
 """LRU cache of each conversation's newest path: its token ids, and the reply that ends it.
 
-A turn that was committed here is gone on from, most of the time, a few seconds later and here again. Its path then needs no
-round trip to the store, which would join it from all turns of the conversation. A cache: bounded in bytes over all
+Mostly, the next request goes on from a turn a few seconds after its commit, in the same process. Its path then needs no round
+trip to the store, which would join it from all turns of the conversation. A cache: bounded in bytes over all
 recordings, least recently used dropped first, and never the only place where something is.
 
 A path is held in pieces, one a turn, which the path of the next turn takes over. Whole paths, each a little longer than the one
@@ -47,7 +47,7 @@ class PathCache:
         return found.reply if found is not None else None
 
     def put(self, trial_id: str, created_at: float, turn_id: str, path: TokenPath, parent_id: str | None) -> None:
-        """A turn is on record, whole. What it goes on from is no end any more, and makes room."""
+        """Keep the path of a turn that is on record, whole. The path of its parent is dropped: it is not the newest any more."""
         before = self._drop((trial_id, created_at, parent_id))
         key = (trial_id, created_at, turn_id)
         self._drop(key)

@@ -49,7 +49,7 @@ class RunningRequest(Protocol):
     done: asyncio.Event
 
     def unrecorded(self) -> tuple[int, int]:
-        """Its turns that its recording does not count yet, and the tokens sampled so far that it does not."""
+        """How many of its turns, and of its tokens sampled so far, its recording does not count yet."""
         ...
 
     def under_way(self, most: int) -> list[AnswerSoFar]:
@@ -65,16 +65,16 @@ class Recording:
     """One session in this process. Everything here can be rebuilt from the store, except what runs here.
 
     entering: how many requests are about to be in flight: they wait for the store, or for a place on a worker.
-    sampled_tokens: of all turns that are known here. marks: of them, those of plain prompts.
+    sampled_tokens: by all turns that are known here. marks: how many of these turns are of plain prompts.
     open_here: turns that run here and are on record already, still open: turn id -> number, -1 until the tree has it.
     open_tokens: how many of `sampled_tokens` each of them has on record: turn id -> tokens.
     open_elsewhere: turns on record as open that do not run here: number -> when they are given up, Unix seconds. At another
         replica they will yet be replaced; those of a dead one stay as they are, and can be gone on from like any partial turn.
-    replaying: turns of its origin that are being answered from its record here, and are not on record here yet.
-    resampling: how many requests that sample the turn of its fork anew are open.
-    passed_fork: the turn of its fork has been on record, or one that was sampled here. Kept though the store has lost it.
-    replies: of turns that a client may have written back as something else, the last MOST_REPLIES that were looked at.
-    echoes: what such messages stand for, as `reading.Known` has them.
+    replaying: ids of the origin's turns that answer a request here now, and may not be on record here yet.
+    resampling: how many open requests sample the turn of the fork anew.
+    passed_fork: whether the turn of the fork, or one sampled here, has been on record; stays True if the store loses it.
+    replies: by turn number, the last MOST_REPLIES replies that were read to be compared with possible echoes.
+    echoes: the echoes that were recognised, as `reading.Known`.
     """
 
     __slots__ = (
@@ -120,7 +120,7 @@ class Recording:
 
     @property
     def in_use(self) -> bool:
-        """Whether a request has hold of it: another recording of this session would know nothing of that."""
+        """Whether a request uses it. It must not be evicted then: another recording would not know of the request."""
         return bool(self.in_flight or self.entering)
 
     @property
@@ -130,7 +130,7 @@ class Recording:
 
     @property
     def turns(self) -> int:
-        """How many are known here: the row to read next."""
+        """How many turns are known here, which is the number of the next row to read."""
         return len(self.tree)
 
     def add(self, row: IndexRow, now: float) -> None:
@@ -228,7 +228,7 @@ class Recording:
         self.open_tokens, self.sampled_tokens = {}, 0
 
     def keep_reply(self, number: int, reply: Message) -> None:
-        """A reply was read, to be compared with what may stand for it."""
+        """Keep a reply that was read to be compared with messages that may be echoes of it."""
         if number not in self.replies:
             self.replies[number] = reply
             self.echo_bytes += text_bytes(reply)
@@ -236,8 +236,8 @@ class Recording:
             self.echo_bytes -= text_bytes(self.replies.popitem(last=False)[1])
 
     def keep_echo(self, node: int, digest: bytes, named: str, echo: Echo) -> None:
-        """A message that was recognised as an echo will be from now on, without a look at the store (I5). named: the turn of this
-        trial which its call ids name."""
+        """Remember that a message is an echo, so that it is recognised again without reading the store (I5). named: the turn of
+        this trial that its call ids name."""
         if (node, digest, named) not in self.echoes:
             self.echoes[node, digest, named] = echo
             self.echo_bytes += _ECHO_BYTES + text_bytes(echo.reply)

@@ -23,7 +23,7 @@ def restore_calls(messages: Sequence[Message], tree: Tree) -> list[Message]:
 
 
 def answer_reply(echo: Message, reply: Message, new: Sequence[Message]) -> list[Message]:
-    """The results in `new` with the ids of the recorded reply's calls, where they name the calls of its echo by others.
+    """Return `new`; tool results that name calls by the echo's ids get the ids of the recorded reply's calls instead.
 
     Some clients know no ids (Gemini's may leave them out), and some write their own. Call i of the echo is call i of the reply.
     """

@@ -44,7 +44,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def check(policy: SamplingPolicy) -> None:
-    """Whether a policy can be applied; at registration, so that no turn fails for it.
+    """Check that a policy can be applied. Called at registration, so that no turn fails for it.
 
     Raises: BadRequest: naming `sampling.force.<key>`: no such field, a wrong type, out of range, or a forced law that is not
         plain although `neutralise` is true.

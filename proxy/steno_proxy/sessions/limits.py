@@ -57,7 +57,7 @@ def without_room(limits: Limits, session: Session, n: int, *, recorded: int, run
 
 
 def used_up_by_running(name: str) -> BudgetSpent:
-    """What a request is told that has no room for this limit beside the turns that run; the session goes on."""
+    """The error for a request that this limit leaves no room for beside the running turns; the session goes on."""
     return BudgetSpent(
         f"{name} of this trial: its running requests may use all that is left; send this one again once they have ended"
     )

@@ -52,7 +52,7 @@ class ForkComparison:
         self._rules = [(re.compile(_PATTERNS[rule]), f"<{rule.value}>") for rule in _ORDER if rule in chosen]
 
     def text(self, text: str) -> str:
-        """With what may differ replaced by the names of the rules."""
+        """Return the text, with all that may differ replaced by the names of the rules."""
         for pattern, name in self._rules:
             text = pattern.sub(name, text)
         return text

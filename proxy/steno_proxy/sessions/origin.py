@@ -44,7 +44,7 @@ class OriginAnswer:
 
 
 class ForkOrigin:
-    """Of one `ForkOf`. Filled by `add`, turn after turn in commit order, then `settle`d.
+    """The origin of one `ForkOf`. Filled by `add`, turn after turn in commit order, then `settle`d.
 
     ended: conversations, by the turn that ended them. before: the turns that are answered from the record, in commit order.
     """
@@ -73,8 +73,8 @@ class ForkOrigin:
         )  # fmt: skip
 
     def settle(self, last: Turn | None) -> None:
-        """All turns are added. last: the turn of the fork, None where there is none. Raises: NotFound, Conflict: none can be
-        forked there."""
+        """To be called once all turns are added. last: the turn of the fork; None: there is none. Raises: NotFound, Conflict: no
+        trial can be forked there."""
         where = f"turn {self.fork.turn_id} of trial {self.fork.trial_id}"
         if last is None:
             raise NotFound(
@@ -138,8 +138,8 @@ class ForkOrigin:
         return found[-1] if found else None
 
     def nearest(self, after: str | None, used: Container[str]) -> RecordedTurn | None:
-        """Of the turns that wait to be asked for, the first at this place, else the first; of a fork that is sampled anew, that
-        one too."""
+        """Of the turns not in `used`, the first that goes on from `after`, else the first; None: there are none. The turn of the
+        fork is among them, also if it is sampled anew."""
         waiting = [turn for turn in (*self.before, self.forked) if turn.turn_id not in used]
         return next((turn for turn in waiting if turn.parent_id == after), waiting[0] if waiting else None)
 
@@ -154,8 +154,8 @@ class ForkOrigin:
 def _asked(
     comparison: ForkComparison, before: bytes, messages: Iterable[Message], prompt_digest: bytes | None
 ) -> bytes:
-    """A conversation, with what was said before. A plain prompt says all by itself. Results of a turn's calls are the same in any
-    order: agents that run them at the same time give them as they come, and each names its call."""
+    """Digest of `before` and then these messages. A plain prompt is a whole conversation by itself. Results of a turn's
+    calls are the same in any order: agents that run them at the same time give them as they come, and each names its call."""
     asked = before
     for role, group in itertools.groupby(messages, key=lambda message: message.get("role")):
         digests = map(comparison.message, group)

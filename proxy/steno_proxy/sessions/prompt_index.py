@@ -38,8 +38,8 @@ class PromptIndex:
         self._continued: set[int] = set()
 
     def add(self, number: int, row: IndexRow) -> None:
-        """Take note of a turn; those of chats are ignored. None goes on from one that was cut before its first token, as in a
-        chat (`tree.py`)."""
+        """Take note of a turn; turns of chats are ignored. No turn goes on from one that was cut off before its first token, as
+        in a chat (`tree.py`)."""
         if row.options not in (IDS, TEXT):
             return
         if row.parent >= 0:
@@ -53,8 +53,8 @@ class PromptIndex:
         numbers[own] = number
 
     def find(self, kind: bytes, prompt: bytes) -> PromptMatch:
-        """The recorded turn with the longest path that `prompt` begins with; the newest of equals. One that was asked this very
-        prompt, and said nothing, is asked again, not gone on from."""
+        """The recorded turn with the longest path that `prompt` begins with; the newest of equals. A turn that was asked this
+        very prompt and sampled nothing does not count: this request asks it again."""
         found, found_length = -1, 0
         rolling = hashlib.blake2b(digest_size=9)
         at = 0
@@ -82,5 +82,5 @@ def prompt_digest(prompt: bytes) -> bytes:
 
 
 def _mark(length: int, digest: bytes) -> bytes:
-    """16 bytes. The first says that this is no message of a chat (`sessions.normalise.OTHER`)."""
+    """16 bytes. The first says that this is no message of a chat (OTHER in `messages/normalise.py`)."""
     return b"o" + length.to_bytes(6, "little") + digest

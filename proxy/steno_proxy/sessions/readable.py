@@ -1,8 +1,8 @@
 """Which recorded turns can be read by a trainer. Pure.
 
-The proxy checks what workers say as it comes (`steno_proxy/workers/soundness.py`); older records may hold what it took then. A
-turn that does not add up is named with what is wrong, and so are those that go on from it, whose context it is. The others are
-read as ever.
+The proxy checks what workers send as it comes (`steno_proxy/workers/soundness.py`); older records may hold data that were not
+checked. A turn that does not add up is named with what is wrong; so are the turns that go on from it, since it is in their
+context. All other turns are read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sort_out(turns: Sequence[Turn], *, synthetic: bool) -> tuple[list[Turn], lis
 
 
 def fault(turn: Turn, *, synthetic: bool) -> str | None:
-    """What can be seen to be wrong with a turn by itself; None: nothing. Of a text-only turn, which has no ids, ask nothing."""
+    """What is wrong with a turn, as far as it shows by itself; None: nothing. Not for text-only turns, which have no ids."""
     if len(turn.new_prompt_ids) % 4 or len(turn.completion_ids) % 4:
         return "its ids are not a whole number of int32 values"
     n = turn.completion_tokens

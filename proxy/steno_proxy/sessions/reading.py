@@ -33,8 +33,8 @@ those of siblings may differ in nothing else, since digests leave out ids."""
 
 
 class MessageUnit(NamedTuple):
-    """Messages [start, end) of a request that stand for one message. digest: of what stands there. echo: the recorded reply
-    that does, where they do not say it."""
+    """Messages [start, end) of a request that stand for one message. digest: of that message. echo: the recorded reply that they
+    stand for, if they say it in another way."""
 
     start: int
     end: int
@@ -46,9 +46,10 @@ class MessageUnit(NamedTuple):
 class RequestMessages:
     """The messages of a request, as its client wrote them.
 
-    merges: the format's manner is joined. tools, options: their digests. digests: of each message. runs: each as one message, by
-        where it begins; starts: those places, in order.
-    offered: its tools. gathered: places of replies whose calls came back apart and are one message here (`gathered.py`).
+    merges: the format's manner is joined. tools, options: digests of its tools and template options. digests: of each message.
+    runs: each run as one message, by the place where it begins; starts: these places, in order.
+    offered: the tools themselves. gathered: places of replies whose calls came back apart and are one message here
+        (`gathered.py`).
     """
 
     messages: Sequence[Message]
@@ -72,12 +73,12 @@ class RequestMessages:
             yield
 
     def digest_of(self, unit: MessageUnit) -> bytes:
-        """What its messages say, whatever they stand for."""
+        """The digest of what a unit's messages say, also if they are an echo."""
         return self.digests[unit.start] if unit.end - unit.start == 1 else self.runs[unit.start].digest
 
     def named(self, place: int, tree: Tree) -> str:
-        """The turn of this trial that call ids name there, of the message or of the run that begins with it; "": none. Those of
-        other trials say nothing."""
+        """The turn of this trial that call ids name, in the message at this place or in the run that begins there; "": none. Ids
+        of other trials are ignored."""
         run = self.runs.get(place)
         said = self.messages[place : run.end if run is not None else place + 1]
         turn_id = next((named_turn(message) for message in said if message.get("tool_calls")), "")
@@ -100,8 +101,9 @@ Taken = tuple[MessageUnit, "Taken | None"]
 class ReadPosition(NamedTuple):
     """How far a request has been read.
 
-    place: so many of its messages. node: after them. covered: so many are a recorded conversation that can be gone on from.
-    odd: runs that were not read in the format's manner. units: those that are not one message as its client wrote it.
+    place: how many of its messages are read. node: the tree's node after them. covered: how many of them are a recorded
+    conversation that can be gone on from. odd: how many runs were not read in the format's manner. units: those that are not one
+    message as its client wrote it.
     """
 
     place: int = 0
@@ -139,7 +141,7 @@ def furthest(readings: Iterable[ReadPosition]) -> list[ReadPosition]:
 
 
 def follow(tree: Tree, said: RequestMessages, known: Known, at: ReadPosition | None = None) -> list[ReadPosition]:
-    """All readings, each as far as it is on record. at: so far it is settled; None: they are from the beginning."""
+    """All readings, each as far as it is on record. at: the reading that they go on from; None: start at the first message."""
     readings, ends, last = [at or ReadPosition()], list[ReadPosition](), len(said.digests)
     while readings:
         at = readings.pop(min(range(len(readings)), key=lambda i: readings[i].place))
@@ -167,7 +169,7 @@ def take(tree: Tree, said: RequestMessages, at: ReadPosition, unit: MessageUnit)
 
 
 def read(said: RequestMessages, at: ReadPosition) -> RecognisedMessages:
-    """All of the request, what is not on record in the format's own manner."""
+    """Return the whole request: read as in `at`, and after that in the format's own manner."""
     units, link = list[MessageUnit](), at.units
     while link is not None:
         unit, link = link
@@ -185,7 +187,7 @@ def settled(said: RequestMessages, form: RecognisedMessages, places: int) -> Rec
 
 
 def echoed_as(said: RequestMessages, form: RecognisedMessages, place: int) -> EchoedAs | None:
-    """How what stands at a place was recognised as a reply, where its client wrote it otherwise; None: it did not."""
+    """How the message at a place was recognised as a reply, if its client wrote it in another way; None: it did not."""
     unit, start = form.units.get(place), form.messages_in(place)
     if not said.gathered.isdisjoint(range(start, unit.end if unit is not None else start + 1)):
         return EchoedAs.SPLIT
@@ -197,7 +199,7 @@ def echoed_as(said: RequestMessages, form: RecognisedMessages, place: int) -> Ec
 
 
 def _apart(tree: Tree, said: RequestMessages, known: Known, at: ReadPosition, stop: int) -> ReadPosition:
-    """Message by message, up to `stop` or where the record ends."""
+    """The reading that goes on message by message, up to `stop` or to where the record ends."""
     odd = at.odd + (said.merges and at.place in said.runs)
     while True:
         place = at.place
@@ -216,7 +218,7 @@ def _apart(tree: Tree, said: RequestMessages, known: Known, at: ReadPosition, st
 def _joined(
     tree: Tree, said: RequestMessages, known: Known, at: ReadPosition, unit: MessageUnit
 ) -> ReadPosition | None:
-    """With the run that begins there as one message, if that is on record."""
+    """The reading with the run that begins there as one message; None: that is not on record."""
     if (after := take(tree, said, at, unit)) is not None:
         return after
     echo = known.get((at.node, unit.digest, said.named(at.place, tree))) if known else None

@@ -4,7 +4,7 @@ A turn ends at the trie node of its reply and goes on from where its parent ends
 order and from nothing else, so every replica that has read the same rows has the same tree. It knows no token and no text.
 
 `recognise` walks the request's digests down the trie once (I5). Where several turns end at one node, being the same to the
-letter (parallel siblings, re-asks), it takes the one that the tool-call ids name which the client sent back, else the
+letter (parallel siblings, re-asks), it takes the one that the tool-call ids in the request name, else the
 newest that is not partial, else the newest. A turn that called no tool is named by its nearest ancestor that did. Below a
 call the messages themselves differ, since tool results carry our ids.
 

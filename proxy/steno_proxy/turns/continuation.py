@@ -118,8 +118,8 @@ async def plan(recorder: Recorder, recording: Recording, job: Job, pace: Pace, *
     long = len(job.messages) + len(job.tools) > MANY
     await _digest(said, pace, long)
     if gathered(job.messages, recording.tree)[1]:
-        # What is on record as its client wrote it, by a version that gathered nothing, goes on as it is. It is looked up, so that
-        # replies before it that stand there in other words are known.
+        # Replies that an older version recorded in parts, as their client sent them, stay in parts. The request is recognised
+        # first to find them, so that echoes before them are known.
         await _recognise(recorder, recording, said)
         on_record = furthest(follow(recording.tree, said, recording.echoes))[0].place
         messages, together = gathered(job.messages, recording.tree, on_record)
@@ -210,7 +210,7 @@ async def _recognise(
             found, open_ = best(ends), furthest(ends)
             continue
         if unit is None or unit.echo is None or (after := take(tree, said, at, unit)) is None:
-            continue  # or the reply on record is newer than its row here: the tree does not have it, so nothing stands in
+            continue  # no echo; or the recorded reply is newer than its row here, so that the tree does not have it
         recording.keep_echo(at.node, said.digest_of(unit), said.named(at.place, tree), unit.echo)
         ends = follow(tree, said, recording.echoes, after)
         found, open_ = best([found, *ends]), furthest([*open_, *ends])

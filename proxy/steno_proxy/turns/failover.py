@@ -93,7 +93,7 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     else:
         await choice.restart(error, plan)
     try:
-        # Only what would lose something is worth waiting for. A request that has nothing yet is its client's to send again.
+        # Only a turn that would lose tokens waits. If it has none yet, its client can send the request again.
         if how == "taken_over" and isinstance(error, WorkerLost):
             stream = await hub.place(order, urgent=True)
         elif isinstance(error, TooManyRequests):
@@ -106,14 +106,14 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
         raise _broken("no_worker", choice, error, refusal.message) from refusal
     words = "turn %s is resumed: attempt %d, %s after %d tokens"
     log.info(words, order.turn_id, order.attempt, how, transcript.tokens)
-    if not refused:  # else this is said already, of the worker that it was taken over from
+    if not refused:  # else this move was counted already, when it left the worker before
         metrics.FAILOVERS.labels(how).inc()
         choice.facts.moves.append(TurnMove(time.time(), how, error.code, transcript.tokens, lost_worker))
     choice.moved(order, stream)
 
 
 def _how(transcript: ChoiceTranscript, *, untold: bool) -> str:
-    """Which of the four it is, as `steno_proxy_failovers_total` names them."""
+    """Which of the four cases in the module's docstring holds, as `steno_proxy_failovers_total` names them."""
     if transcript.is_empty():
         return "moved"
     if transcript.started is not None and transcript.started.resumable and not transcript.text_only:

@@ -72,7 +72,7 @@ async def from_record(
         return await _record_and_replay(
             recorder, recording, dialect, asked, plan, client, clock(), origin, again, task_step
         )
-    if recording.passed_fork:  # so it is not that the agent asks something else
+    if recording.passed_fork:  # so a missing turn, not the agent, is the cause
         raise StoreUnavailable(f"the store has lost recorded turns of trial {recording.trial_id}")
     raise await _diverged(recorder, recording, asked, plan, clock(), origin, used, task_step)
 
@@ -84,7 +84,7 @@ def key_of(origin: ForkOrigin, asked: CanonicalRequest, plan: Plan) -> bytes | N
     key = origin.key(after, messages, plan.job.prompt_ids, plan.job.tools, plan.options)
     if after is None or origin.knows(key, asked.n):
         return key
-    # An older version may have recorded it as a whole conversation, where it did not take its client's writing for a reply.
+    # An older version may have recorded it as a whole conversation, if it did not recognise an echo in it.
     whole = origin.key(None, asked.job.messages, plan.job.prompt_ids, plan.job.tools, plan.options)
     return whole if origin.knows(whole, asked.n) else key
 
@@ -242,7 +242,7 @@ def replayed(
 
 
 def _renamed(call_id: str, dialect: Dialect, turn_id: str, place: int) -> str:
-    """As this trial's client expects ids of calls."""
+    """The id of a recorded call in the form that this trial's client expects."""
     named = parse_call_id(call_id)
     return client_call_id(dialect.call_prefix, turn_id, named[1] if named else place)
 
@@ -264,8 +264,8 @@ async def _diverged(
     recorder: Recorder, recording: Recording, asked: CanonicalRequest, plan: Plan, now: float, origin: ForkOrigin,
     used: Container[str], task_step: str | None,
 ) -> ReplayDiverged:  # fmt: skip
-    """End the trial, with what was asked on record as a turn that sampled nothing. Returns: what its agent is told, which learns
-    nothing of the other trial by it (I8)."""
+    """End the trial, with what was asked on record as a turn that sampled nothing. Returns: the error for its agent, which says
+    nothing of the other trial (I8)."""
     nearest = origin.nearest(plan.parent_id, used)
     theirs = await recorder.origins.turn(origin.fork, nearest) if nearest is not None else None
     error = f"replay_diverged: {difference(plan, theirs, origin.comparison)}"

@@ -1,4 +1,4 @@
-"""What stands between a request and whoever sent it: the client as the turn sees it, and the turn as the route sees it."""
+"""The interfaces between a request and its client: the client as the turn sees it, and the turn as the route sees it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class WriteTimeout:
         self._inside = False
 
     def over(self, error: StenoError) -> None:
-        """Nobody waits longer than ABORT_S from now. Idempotent."""
+        """End a write that takes longer than ABORT_S from now. Idempotent."""
         if self._error is None:
             self._error = error
             if self._inside:

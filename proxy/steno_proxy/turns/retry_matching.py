@@ -55,7 +55,7 @@ def retries_so_far(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 @dataclass(slots=True)
 class RequestIdentity:
-    """A request as far as another can be the same: `plan` says where it stands, `asked` what is asked for there."""
+    """What a retry has in common with the request that it repeats: its place (`plan`), and what it asks (`asked`)."""
 
     asked: CanonicalRequest
     plan: Plan
@@ -87,7 +87,7 @@ def _served(job: Job) -> tuple[Any, ...]:
 
 
 def _served_of(options: dict[str, Any]) -> tuple[Any, ...]:
-    """The same of a turn on record, where defaults are left out (`turn_record.py`)."""
+    """As `_served`, from the options of a turn on record, which leave defaults out (`turn_record.py`)."""
     return (
         options.get("tool_choice", "auto"),
         options.get("parallel_tool_calls", True),

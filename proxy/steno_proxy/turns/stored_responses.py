@@ -1,4 +1,4 @@
-"""Answers that were stored for their clients: whether a turn's is one, and requests that go on from one, made whole.
+"""Stored answers: says which turns are stored answers, and puts the conversation into requests that go on from one.
 
 Nothing is stored for it but the turn's record (I5): the conversation is put together from the turns of its path. A
 turn is a stored answer if its dialect kept something of the request (`CanonicalRequest.kept`), it is whole, and its

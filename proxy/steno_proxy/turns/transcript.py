@@ -61,7 +61,7 @@ class ChoiceTranscript:
         self.workers: list[tuple[str, int, int]] = []
 
     def take(self, event: Started | Delta | Finish) -> Piece | None:
-        """Note one event; for a Delta, what of it the client is to see.
+        """Take in one event. Returns: for a Delta, the piece of it that the client is to see; else None.
 
         Raises: EngineFailed: the events contradict each other (I1).
         """
@@ -118,7 +118,9 @@ class ChoiceTranscript:
             self._token_logprobs += event.tokens
         calls = [self._call(call) for call in event.tool_calls] if event.tool_calls else []
         for call in calls:
-            if call.index != going_on:  # else it is its end, and comes before the text of the same piece
+            if (
+                call.index != going_on
+            ):  # else it ends the call that was open, and comes before the text of the same piece
                 self._block = call.index
         return Piece(event.content, event.reasoning, calls, event.tokens, event.ids)
 
@@ -161,13 +163,13 @@ class ChoiceTranscript:
         return str(self._spans[-1][0]) if self._spans else ""
 
     def _check_taken_over(self, started: Started) -> None:
-        """Another worker goes on: after the same prompt, to the id (I1)."""
+        """Check that the worker that goes on has the same prompt, id for id (I1)."""
         assert self.started is not None
         before, after = self.started, started
         if (after.prompt_digest, after.prompt_tokens) != (before.prompt_digest, before.prompt_tokens):
             raise EngineFailed("Started: the worker that resumes the turn has a different prompt")
 
-    # -- what is on the pad
+    # -- what the transcript holds
 
     @property
     def text_only(self) -> bool:

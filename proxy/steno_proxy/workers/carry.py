@@ -1,4 +1,4 @@
-"""Packets between a worker's channel and the socket that it has just now, until that ends."""
+"""Passes packets between a worker's channel and its present socket, until the socket ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def read(worker: WorkerChannel, websocket: WebSocket) -> None:
 
 
 async def write(worker: WorkerChannel, link: ChannelSocket) -> None:
-    """Write packets until another socket has the channel: what there is to say is for that one, beginning with its Welcome."""
+    """Write packets while this socket carries the channel. Once another one does, packets are for it, its Welcome first."""
     while True:
         await link.dirty.wait()
         link.dirty.clear()

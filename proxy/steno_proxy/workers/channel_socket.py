@@ -1,6 +1,6 @@
-"""The socket that carries a worker's channel just now: its next packet, and its close.
+"""The socket that carries a worker's channel at present: reads its next packet, and closes it.
 
-What packets mean is `worker_channel.py`; `carry.py` passes them between the two; who gets a channel is `hub.py`.
+`worker_channel.py` handles packets; `carry.py` passes them between socket and channel; `hub.py` says which socket gets one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def receive(websocket: WebSocket) -> bytes:
 
 
 async def leave(websocket: WebSocket, code: int, reason: str, last: list[bytes]) -> None:
-    """Say the last words and close, within CLOSE_WITHIN_S; a socket that is already gone is left as it is."""
+    """Send the last packets and close the socket, within CLOSE_WITHIN_S. If it is already gone, this is only logged."""
     try:
         async with asyncio.timeout(CLOSE_WITHIN_S):
             for packet in last:

@@ -1,8 +1,8 @@
 """The proxy's end of the relay: workers' sockets, which workers there are, and the streams open on them.
 
-Owns who is admitted and what replaces what; the protocol is `contracts/wire/peer.py`, one worker `worker_channel.py`, its socket
-`channel_socket.py`, the choice of a worker `routing.py`, a stream's mailbox `stream.py`. A worker that breaks the protocol loses
-its own streams and nobody else's.
+Decides which workers are admitted, and which socket or boot replaces another. The protocol is `contracts/wire/peer.py`, one
+worker `worker_channel.py`, its socket `channel_socket.py`, the choice of a worker `routing.py`, a stream's mailbox `stream.py`.
+A worker that breaks the protocol loses its own streams only.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from steno_proxy.workers.worker_socket import opening_of
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 32
-"""Sockets at a time that have shown no key yet. Each costs what a Hello may have, 256 KiB and as much again while it is put
-together: 16 MiB. Workers that show their key in the header are none of them, so no stranger keeps these out."""
+"""How many sockets that have shown no key yet may be open at a time. Each may hold a Hello of 256 KiB, and as much again while it
+is put together: 16 MiB in all. Workers that show their key in the header do not count, so strangers can't keep them out."""
 LINGER_S = 15.0
-"""How long a refused stranger counts as one at most: until its socket is closed, for which uvicorn waits 10 s."""
+"""How long at most a refused stranger still counts as one: until its socket is closed, for which uvicorn waits 10 s."""
 ANSWER_S = 7.5
-"""How long the worker that has a name may be silent when another boot comes with it. A worker waits 10 s for its Welcome."""
+"""How long a worker may be silent when another boot comes with its worker_id. A worker waits 10 s for its Welcome."""
 LOOK_S = 0.05
 
 
@@ -79,9 +79,9 @@ class Hub:
         proxy_id: names this replica to workers.
         clock: monotonic seconds.
 
-    Attributes: is_worker: whether a key opens the workers' socket; by default the settings' does. is_model: whether some worker
-        has served a model of this name, here or at another replica: then no other model answers for it. has_default: whether some
-        such model is of the default policy: then only that policy answers for a name that no model has.
+    Attributes: is_worker: whether a key opens the workers' socket; by default, as `worker_key` in the settings. is_model: whether
+        some worker has served a model of this name, here or at another replica: then the name means that model only.
+        has_default: whether some such model is of the default policy: then a name that no model has means that policy only.
     """
 
     def __init__(self, settings: RelaySettings, *, proxy_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -137,9 +137,9 @@ class Hub:
             )
 
     async def place(self, order: Order, *, urgent: bool = False) -> Stream:
-        """As `open`, but where every worker that can serve this is busy, or away, wait for one, after those that wait already.
+        """As `open`, but if every worker that can serve this is busy or away, wait for one, behind orders that wait already.
 
-        Args: urgent: before all others; for what has begun. Cancel-safe.
+        Args: urgent: wait before all others; for turns that have begun. Cancel-safe.
         Raises: as `open`, NoWorker and TooManyRequests after `queue_s`.
         """
         refusal: StenoError = TooManyRequests(BUSY)
@@ -154,19 +154,19 @@ class Hub:
         )  # fmt: skip
 
     def waits(self, order: Order) -> bool:
-        """Whether others wait already for what this order needs."""
+        """Whether this order must queue behind others that wait for the same workers."""
         return bool(self.waiting) and not order.full_too and self.waiting.ahead(self._route(order))
 
     def _route(self, order: Order) -> tuple[bytes | None, str | None, bool, frozenset[str]]:
-        """Equal for orders that the same workers can take, but for what each avoids."""
+        """What an order needs of a worker. Orders with equal routes can go to the same workers, except those that each avoids."""
         named = self.is_model(order.model) or any(
             card.name == order.model for worker in self._workers.values() for card in worker.models
         )
         return order.prefix.tokenizer, order.model if named else None, has_images(order.job.messages), order.needs
 
     async def count(self, trial_id: str, job: Job, model: str) -> int:
-        """Tokens of the job's prompt as a worker of the model that this name means renders it, whole. Nothing is generated and
-        nothing recorded. Cancel-safe.
+        """Return how many tokens the job's whole prompt has, as a worker of the model that this name means renders it. Nothing is
+        generated and nothing recorded. Cancel-safe.
 
         Raises: NoWorker (none, or none that can count), TooManyRequests, BadRequest, WorkerLost, BodyTooLarge.
         """
@@ -185,10 +185,10 @@ class Hub:
         return (await choose(trial_id, list(dict(able)), full_too=True).count(Count(0, job))).prompt_tokens
 
     async def tokenize(self, trial_id: str, asked: Count, model: str) -> tuple[Counted, ModelCard]:
-        """What `asked.wants`, by the tokenizer of the model that this name means, and that model's card. Cancel-safe.
+        """Return what `asked.wants` says, from the tokenizer of the model that this name means, and its card. Cancel-safe.
 
-        Raises: NoWorker, TooManyRequests, WorkerLost, BodyTooLarge. BadRequest: no worker of the model says it; the template
-            refuses; ids that the model does not have, or more than its context holds.
+        Raises: NoWorker, TooManyRequests, WorkerLost, BodyTooLarge. BadRequest: no worker of the model can tokenize; the template
+            refuses the messages; the ids are not in the model's vocabulary, or are more than its context holds.
         """
         worker, card = to_tokenize(
             trial_id, asked.job, self._workers.values(), model,
@@ -222,8 +222,8 @@ class Hub:
         return [worker.view() for _, worker in sorted(self._workers.items())]
 
     def revoke(self) -> None:
-        """The keys have changed: workers whose key opens nothing any more are told so and lose their channels, also those that
-        are away; what they ran goes on elsewhere at once (I9). Nobody else notices."""
+        """The keys have changed: workers whose key is no longer valid are told so and lose their channels, also workers that
+        are away. Their turns go on at other workers at once (I9). No other worker is affected."""
         for worker in [worker for worker in self._workers.values() if not self.is_worker(worker.key)]:
             logger.warning("worker %s: its key was revoked, its channel is closed", worker.id)
             worker.peer.goodbye(UNAUTHORIZED, "the workers' key has been revoked", self._clock())
@@ -299,7 +299,7 @@ class Hub:
         await leave(websocket, refused.close_code, refused.code, [farewell(refused.code, refused.message)])
 
     async def _greeting(self, websocket: WebSocket, shown: str | None) -> tuple[Hello, str]:
-        """The first message, and the key. Args: shown: the key in the header, if there is one."""
+        """Read the Hello and check the key; return both. Args: shown: the key in the header, if there is one."""
         if shown is not None:
             self._check(shown)
         try:
@@ -316,12 +316,12 @@ class Hub:
         return hello, hello.key if shown is None else shown
 
     async def _make_way(self, hello: Hello) -> None:
-        """Return once this boot may have its name. Raises: RefusedSocket: another one that lives has it.
+        """Return once this boot may have its worker_id. Raises: RefusedSocket: another worker that still answers has it.
 
-        A boot that comes back proves who it is by its boot id, which only it and this proxy know. A new boot proves nothing: it
-        may be a restart on a machine whose last socket nobody has closed, or another worker with the same name. So the one that
-        has the name is asked, and keeps it if anything comes within ANSWER_S: a Cancel of a stream that never was does nothing,
-        and has to be acknowledged within 0.2 s.
+        A boot that reconnects is known by its boot id, which only it and this proxy know. A new boot proves nothing: it may be a
+        restart on a machine whose last socket was never closed, or another worker with the same id. So the worker that has the id
+        is sent a Cancel of a stream that never was: this does nothing, but must be acknowledged within 0.2 s. If anything comes
+        from that worker within ANSWER_S, it keeps the id.
         """
         while (old := self._workers.get(hello.worker_id)) is not None and old.link is not None:
             if old.peer.remote_boot == hello.boot_id:
@@ -345,14 +345,14 @@ class Hub:
             raise RefusedSocket(CLOSE_UNAUTHORIZED, UNAUTHORIZED, "wrong key: must be the workers' key")
 
     def _admit(self, hello: Hello, link: ChannelSocket) -> WorkerChannel:
-        """The channel that this Hello belongs to, with the socket on it: the one it resumes, or a new one."""
+        """Put the socket on the channel that this Hello resumes, or on a new one; return it. Raises: RefusedSocket."""
         if self._closed:
             raise RefusedSocket(CLOSE_GOING_AWAY, "shutdown", "the proxy stops")
         now = self._clock()
         old = self._workers.get(hello.worker_id)
         if old is not None and old.link is not None:
-            # One worker with two sockets is a half-open one and its successor. Of two boots the older has not answered; it must
-            # not come back, should it live after all, or the two would go on for ever.
+            # Two sockets of one boot: the old one is half-open, and the new one replaces it. Of two boots, the older one has not
+            # answered. If it lives after all, it must not come back, or the two would replace each other for ever.
             if old.peer.remote_boot == hello.boot_id:
                 old.peer.disconnected(now)
             else:

@@ -1,7 +1,7 @@
 """Decides which workers can take a completion, and which one gets it. Pure.
 
-The choice among those that can is `routing.py`; here is which ones can: the model that was asked for, the tokenizer that recorded
-ids are of (I2), and for a completion that another worker began, a policy that has not gone back (I9, I10).
+`routing.py` chooses among the workers that can. This module finds them: they serve the model that was asked for, and have the
+tokenizer of the recorded ids (I2). A completion that another worker began needs the same policy, at no older version (I9, I10).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from steno_proxy.workers.routing import DEFAULT_POLICY, NoTokenizer, choose, of_
 
 RETURNS_IDS = "return_token_ids"
 FIRST_LINEAGE = "base"
-"""Of the weights that a run begins with: any other lineage is newer."""
+"""The lineage of the weights that a run begins with; any other lineage is newer."""
 
 
 class WorkersAway(NoWorker):
@@ -29,8 +29,8 @@ class WorkersAway(NoWorker):
 class PromptPrefix(NamedTuple):
     """Recorded ids that a prompt begins with, as the worker is given them (I2).
 
-    ids: int32 LE, b"" for none. messages: how many messages of the job they cover. finish: how the turn that they end with has
-    finished. tokenizer: what they are ids of (`records.tokenizer_key`); None: there are none, so any tokenizer will do.
+    ids: int32 LE, b"" for none. messages: how many messages of the job they cover. finish: the finish reason of the turn whose
+    completion ends them. tokenizer: key of their tokenizer (`records.tokenizer_key`); None: no ids, so any tokenizer will do.
     """
 
     ids: bytes = b""
@@ -47,11 +47,11 @@ class Order:
     """One completion to be sampled.
 
     attempt: from 0; (turn_id, attempt) fences it (I9). model: the name that was asked for.
-    sampled_ids, shown, begun_by, last_version: of a completion that has begun elsewhere, what `Generate` says of it, the card of
-        who began it, and the policy version that sampled last; the prefix is the whole prompt then.
-    avoid: processes whose engine has failed an attempt, and channels that were lost under one. full_too: it goes to a full worker
-        too, since it has had a place, or another choice of its request has.
-    refused_bytes: `size_bytes`, once it has been refused for them. returns_ids: the client is to have the ids of its tokens.
+    sampled_ids, shown: of a completion that another worker began, as in `Generate`. begun_by: the card of the model that began
+        it. last_version: the policy version that sampled last. In this case the prefix is the whole prompt.
+    avoid: processes whose engine has failed an attempt, and channels that were lost during one. full_too: it may go to a full
+        worker, since it, or another choice of its request, has had a place.
+    refused_bytes: its `size_bytes`, once a channel had no room for it; else 0. returns_ids: the client has asked for token ids.
     """
 
     trial_id: str
@@ -71,12 +71,12 @@ class Order:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Fields of the request that whoever takes it must honour."""
+        """The fields of the request that the model must honour."""
         needed = needs(self.job)
         return needed | {RETURNS_IDS} if self.returns_ids else needed
 
     def generate(self, card: ModelCard, window_tokens: int) -> Generate:
-        """Its frame, but for the stream's number."""
+        """Return its `Generate` frame; the channel sets the stream's number."""
         return Generate(
             0, self.turn_id, self.attempt, self.trial_id, self.job, self.prefix.ids, self.prefix.messages,
             self.prefix.finish, window_tokens, card.name, self.sampled_ids, self.shown,
@@ -90,7 +90,7 @@ class Order:
             raise BadRequest(f"the request can't be sent to a worker: {error}") from None
 
     def fits(self, card: ModelCard) -> bool:
-        """Whether such a model can go on with what was begun."""
+        """Whether a model with this card can go on with what another model began; True if none did."""
         if self.begun_by is None:
             return True
         return (
@@ -134,14 +134,14 @@ def place(
 ) -> tuple[WorkerT, ModelCard]:
     """Choose the worker for an order, and one of its models.
 
-    A worker that is away, and may come back within its grace, still has its say in what a name and a prefix mean: else a short
+    A worker that is away, but may come back within its grace, still counts for what a model name and a prefix mean: else a short
     absence would send a trial to another model for good.
 
-    Args: is_model: the order's model is one that some worker has served: no other is taken for it, whoever is away.
-        has_default: some worker has served a model of the default policy: for any other name no other policy's is taken.
-    Raises: NoTokenizer: the prefix can be given to none of them (of a first attempt only). WorkersAway. NoWorker.
-        TooManyRequests: all have as much as they may. BadRequest: there are images, and what is served takes none; or a field
-            of the request that no model which is meant honours (of an older worker, say).
+    Args: is_model: some worker has served a model of the order's name: no other model is taken for it, even with all its workers
+            away. has_default: some worker has served a model of the default policy: a name that no model has means this policy.
+    Raises: NoTokenizer: it is a first attempt, and no worker has the prefix's tokenizer. WorkersAway. NoWorker.
+        TooManyRequests: all workers are full. BadRequest: there are images, and the models that are meant take none; or the
+            request has a field that none of them honours (as with older workers).
     """
     offered = [offer for offer in offers(workers, order.model, has_default=has_default) if not offer[0].draining]
     if is_model:
@@ -187,10 +187,10 @@ def place(
 def to_tokenize(
     trial_id: str, job: Job, workers: Iterable[WorkerT], model: str, *, is_model: bool, has_default: bool = False
 ) -> tuple[WorkerT, ModelCard]:
-    """The worker that says what the tokenizer of a model makes of a job, and which of its models that is.
+    """Choose the worker that tokenizes a job as a model does, and return it with its card of that model.
 
     Args: is_model, has_default: as for `place`.
-    Raises: NoWorker. BadRequest: no worker of this model says it, or there are images.
+    Raises: NoWorker. BadRequest: no worker of this model can tokenize, or there are images.
     """
     found = offers(workers, model, has_default=has_default)
     meant = [offer for offer in found if not is_model or offer[1].name == model]
@@ -213,7 +213,7 @@ def to_tokenize(
 
 
 def no_default(model: str) -> str:
-    """The error message where no worker serves the default policy, which a name that is no model's means."""
+    """The error message for a name that means the default policy, since no model has it, while no worker serves that policy."""
     return (
         f"no worker serves the policy {DEFAULT_POLICY!r} now, which the model name {model!r} means; "
         "start one, or give up all models of that policy with `steno models retire`"
@@ -221,8 +221,8 @@ def no_default(model: str) -> str:
 
 
 def lacks(card: ModelCard, needed: frozenset[str]) -> frozenset[str]:
-    """The fields that such a model does not honour, of those that a request needs. The proxy itself gives ids to clients, where
-    there are any."""
+    """Return which of the needed fields a model does not honour. The proxy itself gives token ids to clients, so that only a
+    text-only model lacks RETURNS_IDS."""
     lacking = needed.difference(card.fields)
     return lacking if card.text_only else lacking - {RETURNS_IDS}
 

@@ -32,8 +32,8 @@ _OTHERS = object()
 
 @dataclass(eq=False, slots=True)
 class _Waiter(Generic[T]):
-    """route: what it needs; where it is refused, all of the same route are. refusal: the last one that was its own. number: how
-    many came before. lane: None: it is urgent."""
+    """route: what it needs of a worker; if one waiter is refused, so are all of its route. refusal: its own last refusal.
+    number: how many waiters came before. lane: None for an urgent one."""
 
     route: Hashable
     take: Callable[[], T]
@@ -45,7 +45,7 @@ class _Waiter(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class _Lane(Generic[T]):
-    """Those of one trial that wait for the same, in the order in which they came; never empty. key: their route, or _OTHERS."""
+    """The waiters of one trial with one route, the oldest first; never empty. key: this route; _OTHERS: the lane is shared."""
 
     trial_id: str
     key: Hashable
@@ -74,7 +74,7 @@ class WaitQueue(Generic[T]):
         return self._count + len(self._urgent)
 
     def ahead(self, route: Hashable) -> bool:
-        """Whether others wait for the same."""
+        """Whether requests that are not urgent wait for this route."""
         return self._routes[route] > 0
 
     async def wait(
@@ -116,7 +116,7 @@ class WaitQueue(Generic[T]):
                     waiter.placed.set_exception(why())
 
     def wake(self) -> None:
-        """There may be a place. Tried soon, once for all that happens in this turn of the event loop."""
+        """Say that there may be a place. Waiters are tried soon, once for all calls in this turn of the event loop."""
         if not self._serving and (self._lanes or self._urgent):
             self._serving = True
             asyncio.get_running_loop().call_soon(self._serve)

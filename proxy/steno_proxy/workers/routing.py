@@ -1,7 +1,7 @@
 """Which worker a turn goes to, and to which of its models: sticky by trial, bounded by load. Pure.
 
-First what may serve it: the cards that the model name means, and of these, where the prompt begins with recorded ids, those with
-the tokenizer that they are of (I2). Then which of those workers.
+First it finds the cards that may serve the turn: those that the model name means, and, if the prompt begins with recorded ids,
+have the tokenizer of these ids (I2). Then it chooses one of their workers.
 
 Sticky, since a trial's turns share their prefix and the worker that served the last one has it in its cache. Rendezvous
 hashing needs no shared state: all replicas of the proxy agree, and a worker that joins or leaves moves only its own trials.
@@ -21,7 +21,7 @@ from steno.contracts.records import tokenizer_key
 from steno.contracts.wire.frames import ModelCard
 
 DEFAULT_POLICY = "default"
-"""What a model name means that no worker's card has, where some worker serves such a policy, or has served it."""
+"""The policy that a model name means which no worker's card has, if some worker serves this policy, or has served it."""
 LOAD_FACTOR = 1.25
 """How far over its share of all streams a worker may go before stickiness yields."""
 SLACK_STREAMS = 8
@@ -67,11 +67,10 @@ CandidateT = TypeVar("CandidateT", bound=Candidate)
 
 
 def offers(workers: Iterable[ServerT], model: str, *, has_default: bool = False) -> list[tuple[ServerT, ModelCard]]:
-    """The cards that a model name means, each with its worker: those of exactly that name; if there are none, since agents name
-    models of their usual provider, those of the default policy; if there are none either, all. Whether a name is that of a model
-    whose workers are away is for `placement.py` to say.
+    """The cards that a model name means, each with its worker: those of exactly that name; else those of the default policy,
+    since agents name models of their usual provider; else all. `placement.py` handles names of models whose workers are away.
 
-    Args: has_default: some model is of the default policy, whether its workers are there or away: no other policy's are meant.
+    Args: has_default: some model is of the default policy, even if its workers are away: then the last "else" does not apply.
     """
     every = [(worker, card) for worker in workers for card in worker.models]
     named = [offer for offer in every if offer[1].name == model]

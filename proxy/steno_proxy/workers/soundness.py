@@ -25,8 +25,8 @@ _NUMBERS = tuple(field.name for field in msgspec.structs.fields(Sampling) if fie
 class ExpectedAnswer(msgspec.Struct, frozen=True):
     """What the answer on a stream is checked against.
 
-    prefix_ids: that its prompt begins with, if it keeps them (int32 LE). most_tokens: that it may sample; None: no bound was
-    asked for.
+    prefix_ids: the recorded ids that its prompt begins with, if the worker keeps them (int32 LE). most_tokens: how many tokens it
+    may sample; None: no bound was asked for.
     """
 
     prefix_ids: bytes = b""

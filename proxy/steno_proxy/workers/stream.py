@@ -23,7 +23,7 @@ EVENT_BYTES, PIECE_BYTES = 16, 64
 MAX_ALTERNATIVES = 64
 """Per token, beside the one that was sampled; an agent may ask for 20."""
 MAX_TEXT_ONLY_TOKENS = 4096
-"""In one delta that has log-probabilities for its client, and no ids to count them by."""
+"""Log-probabilities for the client in one delta of a text-only model, which has no ids to count them by."""
 MAX_LAW_ENTRIES = 2**18
 """Stops, biases, allowed ids and bad words together: of every token of a large vocabulary."""
 MAX_MESSAGE_CHARS = 2000
@@ -41,10 +41,10 @@ class Stream:
     """What `Hub.open` returns. One consumer.
 
     Attributes:
-        worker_id, card: who generates, and the model it serves.
-        number: on its worker's channel.
-        process, channel: which boot of the worker it is on, and which channel of that.
-        packet: the one that its request left in. trial_id: of its turn.
+        worker_id, card: the worker that generates, and the card of its model.
+        number: the stream's number on its worker's channel.
+        process, channel: names of the worker's boot, and of the channel of that boot, that the stream is on.
+        packet: number of the packet that its request left in. trial_id: of its turn.
         received_tokens: sampled ids that have arrived (I4), whether the consumer has taken them or not.
         mixed_kv: some of them were sampled with a cache that older weights had a part in.
     """
@@ -138,8 +138,8 @@ class Stream:
     def deliver(self, event: Started | Delta | Finish | Failed) -> None:
         """Take in a frame. One that exceeds a bound is dropped, and ends this turn with EngineFailed.
 
-        Raises: ProtocolError: it can't come here, or is not well-formed. UnsoundOutput: what it says can't be; `refuse` is to
-            follow.
+        Raises: ProtocolError: the frame is out of order or malformed. UnsoundOutput: its data are impossible; the caller must
+            then call `refuse`.
         """
         kind = type(event)
         if kind is Delta:

@@ -1,8 +1,9 @@
 """Texts of the tokens of every tokenizer that workers bring: asked of a worker once, and kept in the store.
 
-So that records can be looked at when no worker is up. The proxy itself reads no ids (I6): it asks for all ids of a vocabulary in
-slices, one at a time, in the background, and keeps the answers as one compressed piece. No request of an agent waits for it.
-A worker that does not answer, or says what can't be, is asked again later and later; ids are shown meanwhile.
+With them, records can be read as text when no worker is up. The proxy itself reads no ids (I6): it asks for all ids of a
+vocabulary in slices, one at a time, in the background, and keeps the answers as one compressed piece. No request of an agent
+waits for this. A worker that does not answer, or gives an impossible answer, is asked again after longer and longer waits; until
+then, ids are shown.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from steno_proxy.workers.worker_channel import WorkerChannel
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Between two looks whether there is a tokenizer that nobody has asked about."""
+"""Seconds between two searches for tokenizers that are due."""
 AGAIN_S = 3600.0
-"""Until it is looked again whether the store still has a tokenizer's texts; and the longest wait after a failure."""
+"""Seconds until the store is asked again whether it still has a tokenizer's texts; also the longest wait after a failure."""
 ANSWER_S = 60.0
-"""How long a slice may take. A worker's renderer gives turns their prompts meanwhile."""
+"""How long a worker may take for one slice. Its renderer also renders the prompts of turns meanwhile."""
 SLICE_IDS = 2048
-"""Asked at a time: some milliseconds of the worker's renderer, and 50 kB."""
+"""Ids in one question: some milliseconds of the worker's renderer, and 50 kB."""
 MOST_IDS = 1 << 20
 MOST_BYTES = 16 << 20
-"""Of a vocabulary's texts. Those of today have 150,000 to 260,000 ids and 1 to 2 MB."""
+"""The most ids of a vocabulary, and bytes of all its texts. Today's have 150,000 to 260,000 ids and 1 to 2 MB."""
 MOST_TEXT_BYTES = 4096
-"""Of one token's text. The longest of today are runs of spaces, of some hundred bytes."""
+"""The most bytes of one token's text. The longest of today are runs of spaces, of some hundred bytes."""
 MOST_LOOKED_AT = 256
-"""Tokenizers in AGAIN_S, by one process."""
+"""How many tokenizers one process looks at within AGAIN_S."""
 
 
 class TokenTextsKeeper:
@@ -88,7 +89,7 @@ class TokenTextsKeeper:
             self._next[digest] = self._clock() + wait
 
     def _due(self) -> list[tuple[WorkerChannel, ModelCard]]:
-        """One worker of each tokenizer."""
+        """For each tokenizer that is due, a worker that can say its texts, and the worker's card with that tokenizer."""
         now = self._clock()
         self._next = {digest: at for digest, at in self._next.items() if at > now}
         found: dict[str, tuple[WorkerChannel, ModelCard]] = {}
@@ -110,7 +111,8 @@ class _Texts(msgspec.Struct):
 
 
 async def _asked(worker: WorkerChannel, card: ModelCard) -> _Texts:
-    """Raises: EngineFailed: no answer, or one that can't be. WorkerLost, TooManyRequests, BadRequest."""
+    """Ask a worker for all texts of a tokenizer. Raises: EngineFailed: no answer, or an impossible one. WorkerLost,
+    TooManyRequests, BadRequest."""
     size = card.vocabulary_size
     if size > MOST_IDS:
         raise EngineFailed(f"the vocabulary has {size} ids; texts of at most {MOST_IDS} are kept")

@@ -54,10 +54,10 @@ MAX_COUNTS = 64
 
 
 class Watcher(Protocol):
-    """Who is told what becomes of workers (`policies/`), at once and in order; what it decides is in `WorkerChannel.behind`."""
+    """Is told what happens to workers, at once and in order; what it decides is in `WorkerChannel.behind` (`policies/`)."""
 
     def admitted(self, worker: WorkerChannel) -> None:
-        """A socket of a channel is up: a new one, or again."""
+        """A channel has got a socket: a new channel, or one that is resumed."""
         ...
 
     def announced(self, worker: WorkerChannel) -> None:
@@ -127,11 +127,11 @@ class WorkerChannel:
 
     @property
     def suspect(self) -> bool:
-        """New turns go to others while others can take them: what it said of several turns could not be."""
+        """Whether it sent impossible data for several turns: new turns go to other workers while these can take them."""
         return self._suspicion.suspect(self._clock())
 
     def trust(self, why: str) -> None:
-        """What it said before counts no more."""
+        """Forget its bad turns, so that it is no longer suspect."""
         if self._suspicion.clear():
             logger.info("worker %s is trusted again: %s", self.id, why)
             self.on_change()
@@ -141,11 +141,11 @@ class WorkerChannel:
         return card.policy not in self.behind
 
     def open(self, generate: Generate, card: ModelCard, at_least: int = 0) -> Stream:
-        """Args: at_least: bytes that the request is known to have, if it was refused before.
+        """Open a stream and send its Generate. Args: at_least: bytes that the request is known to have, if it was refused before.
 
         Raises: BadRequest, BodyTooLarge: the request can't be sent to this worker, or is a prompt of ids that the model does not
-            have. TooManyRequests: not before more is acknowledged; `on_change` tells. There is no stream then, and nothing was
-            sent.
+            have. TooManyRequests: no room until the worker acknowledges more; `on_change` is called then. After each of these
+            there is no stream, and nothing was sent.
         """
         check_prompt_ids(generate.job, card)
         generate.stream = self._next_stream = self._next_stream + 1
@@ -172,7 +172,7 @@ class WorkerChannel:
         self._touch()
         counted: asyncio.Future[Counted] = asyncio.get_running_loop().create_future()
         self._counting[number] = counted
-        # One that nobody waits for any more is at the worker all the same, and holds its place until it is answered.
+        # A question whose caller was cancelled is still at the worker, and keeps its place here until it is answered.
         return await counted
 
     def send(self, frame: Frame) -> None:
@@ -192,7 +192,7 @@ class WorkerChannel:
             raise
 
     def receive(self, data: bytes) -> None:
-        """One message. Raises ProtocolError: the peer is to be failed."""
+        """Take in one packet. Raises ProtocolError: the caller must then call `fail`."""
         counts, streams = self._counts, self.streams
         for event in self.peer.receive(data, self._clock()):
             kind = type(event)
@@ -271,7 +271,7 @@ class WorkerChannel:
         )  # fmt: skip
 
     def _refuse(self, stream: Stream, error: UnsoundOutput, tokens: int) -> None:
-        """What came of this stream can't be. tokens: how many it was; no record will hold them (I4)."""
+        """End a stream on which impossible data came. tokens: how many came with the data; no record will hold them (I4)."""
         if tokens:
             metrics.UNRECORDED_TOKENS.labels(error.code).inc(tokens)
         stream.refuse(error)
@@ -313,7 +313,7 @@ class WorkerChannel:
             self.on_change()
 
     def _blame(self, reason: str) -> None:
-        """The worker could not read a packet, the first that it has not acknowledged. The requests in it are sent to no other."""
+        """Fail the requests in the packet that the worker could not read, the first unacknowledged one: no other gets them."""
         packet = self.peer.channel.acked + 1
         for stream in list(self.streams.values()):
             if stream.packet == packet:

@@ -41,7 +41,7 @@ from steno_proxy.sessions.messages.parsed import is_as_parsed, schemas_of
 
 
 class EchoedAs(StrEnum):
-    """How an echo was recognised that does not say what is on record."""
+    """How an echo was recognised whose message differs from the reply on record."""
 
     BEGINNING = "beginning"
     SPACE = "space"
@@ -66,7 +66,7 @@ class Echo(NamedTuple):
 
 
 def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool, tools: Sequence[Tool] = ()) -> Echo | None:
-    """What `said` stands for, if that is the reply of this turn. partial: the turn was cut off. tools: those that it was
+    """The `Echo` if `said` stands for this turn's `reply`; else None. partial: the turn was cut off. tools: those that it was
     offered."""
     bare = _without_reasoning(said, reply)
     if partial and is_beginning(bare, reply):
@@ -85,7 +85,7 @@ def echo_of(said: Message, reply: Message, turn_id: str, *, partial: bool, tools
 
 
 def named_turn(message: Message) -> str:
-    """The turn that the first call of a message says it is of; "" if it has none, or it says nothing."""
+    """The turn that the id of a message's first call names; "": there is no call, or its id names no turn."""
     for call in message.get("tool_calls") or ():
         named = parse_call_id(call.get("id") or "")
         return named[0] if named else ""
@@ -108,7 +108,7 @@ def _without_reasoning(said: Message, reply: Message) -> Message:
 
 
 def _with_tagged_reasoning(said: Message, whole: str) -> Message:
-    """The message, with the tagged reasoning that the recorded text begins with, if it has that reasoning in another form."""
+    """The message. If it has the tagged reasoning of the recorded text in another form, that is put in as it is recorded."""
     recorded = _tagged(whole)
     if recorded is None:
         return said
@@ -142,8 +142,8 @@ def _tagged(text: str) -> tuple[str, str] | None:
 
 
 def _after_bare_reasoning(content: Any, reasoning: str, whole: str) -> str | None:
-    """What follows the reasoning: any text where that is a part of its own, else the recorded one alone, since nothing says where
-    the reasoning ends."""
+    """The text after the reasoning; None: it does not begin with it. If the reasoning is a part of its own, any text may follow;
+    else only the recorded one, since nothing says where the reasoning ends."""
     if isinstance(content, list) and len(content) > 1 and text_of(content[:1]).strip() == reasoning:
         rest = text_of(content[1:])
         if rest.strip() and not _same_words(content, whole):  # a text may begin as its reasoning does

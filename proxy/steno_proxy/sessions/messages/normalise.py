@@ -36,7 +36,7 @@ SYSTEM, USER, ASSISTANT, TOOL, OTHER = (ord(letter) for letter in "suato")
 
 _ROLES = {"system": b"s", "developer": b"s", "user": b"u", "assistant": b"a", "tool": b"t"}
 _EXACT_INTEGERS = 2**53 - 1
-"""JavaScript's MAX_SAFE_INTEGER: the next one is also what the one after it becomes."""
+"""JavaScript's MAX_SAFE_INTEGER: the next integer is the same double as the one after it."""
 _KEPT_UNITS, _COMPARED_UNITS = 2048, 2000
 """Claude Code 2.1 sends back so many UTF-16 code units of a tool input that is no JSON, give or take half a character."""
 _LONG_DIGITS = re.compile(r"[0-9]{16}")

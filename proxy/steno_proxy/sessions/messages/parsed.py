@@ -29,7 +29,7 @@ _SAYS_MORE = frozenset(
 
 
 def schemas_of(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The schema of each tool's arguments, by its name; of two with one name none, since nobody knows which is meant."""
+    """The schema of each tool's arguments, by name; None for a name that two tools have, since either may be meant."""
     found: dict[str, Any] = {}
     for tool in tools:
         function = tool["function"]
