@@ -100,7 +100,7 @@ def test_what_verls_servers_are_not_asked_for_is_refused(job: dict[str, Any], la
 
 def test_a_trainer_that_takes_one_row_of_a_session_is_refused() -> None:
     check_session({"uid", "session_id", "raw_prompt"})
-    with pytest.raises(ConfigError, match=r"no session_id, must be main_ppo .* fully_async_policy"):
+    with pytest.raises(ConfigError, match=r"no session_id; it must be main_ppo .* fully_async_policy"):
         check_session({"uid", "raw_prompt"})
     with pytest.raises(ConfigError, match="no uid and no session_id"):
         check_session({"raw_prompt"})

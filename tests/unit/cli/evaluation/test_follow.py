@@ -149,7 +149,7 @@ async def test_a_step_that_a_later_start_of_the_run_has_taken_anew_keeps_its_num
     proxy, said = Proxy(steps=(theirs,)), list[str]()
     numbers = numbers_of(tmp_path, None, proxy, said)
     await numbers.keep(written(tmp_path, 2, 4.0), {"eval/reward": 0.0})
-    assert proxy.steps == {2: theirs} and "step 2 is c/2 by now" in said[0]
+    assert proxy.steps == {2: theirs} and "step 2 was trained again as c/2" in said[0]
     assert await numbers.finish()
     await numbers.keep(
         written(tmp_path, 2, 6.0, lineage="d"), {"eval/reward": 0.5}
