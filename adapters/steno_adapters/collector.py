@@ -402,6 +402,6 @@ def _planned(
         if not task.task_id:
             raise BadRequest(f"tasks: {str(given)[:200]!r} has no task_id", field="tasks")
         if seen[task.task_id] and not again:
-            raise BadRequest(f"tasks: two are named {task.task_id!r}, must be one each", field="tasks")
+            raise BadRequest(f"tasks: two tasks are named {task.task_id!r}; each name must occur once", field="tasks")
         seen[task.task_id] += 1
         yield Planned(task, f"{round_name}-{seen[task.task_id]}")

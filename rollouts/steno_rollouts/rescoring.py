@@ -129,8 +129,8 @@ class Rescoring:
         there = {place.group_id: place.state for place in await self.client.groups(self.into)}
         if strange := [name for name in there if not name.endswith(f".{code}")]:
             raise ConfigError(
-                f"--as: run {self.into} has groups that {self.function.where}, as it is now, did not make, such as {strange[0]}; "
-                "give another name",
+                f"--as: run {self.into} has groups, such as {strange[0]}, that the present code of {self.function.where} "
+                "did not score; give another name",
                 field="as",
             )
         found = []
@@ -230,8 +230,8 @@ class Rescoring:
         if not self.tasks:
             if not recorded and self.function.needs("task"):
                 raise ConfigError(
-                    f"{self.function.field}: {self.function.where} asks for task; none is on record of group "
-                    f"{record.group_id}: give --tasks",
+                    f"{self.function.field}: {self.function.where} takes `task`, and group {record.group_id} has none on "
+                    "record: give --tasks",
                     field=self.function.field,
                 )
             return {**recorded, **record.withheld}, record.withheld, None
@@ -244,8 +244,8 @@ class Rescoring:
         if dict(task.fields) != recorded:
             names = sorted(n for n in {*task.fields, *recorded} if task.fields.get(n) != recorded.get(n))
             raise ConfigError(
-                f"--tasks: task {task.task_id!r} is another one than group {record.group_id} was made of: "
-                f"{', '.join(names)} (a field that was withheld then needs --hide)",
+                f"--tasks: task {task.task_id!r} differs from the one on record of group {record.group_id} in "
+                f"{', '.join(names)} (name a field with --hide if it was hidden then)",
                 field="tasks",
             )
         return task.arguments(), task.hidden, task.folder

@@ -36,7 +36,7 @@ RESERVED_TRIAL_IDS = frozenset(
         " healthz readyz metrics docs redoc openapi.json favicon.ico . .."
     ).split()
 )
-"""First path words of the control plane (and dot segments, which clients resolve away): no trial may have these names."""
+"""First path words of the control plane (and `.`, `..`, which HTTP clients remove from URLs): no trial may have one as its id."""
 
 
 @lru_cache(maxsize=256)

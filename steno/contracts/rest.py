@@ -20,7 +20,7 @@ STEPS = "/steps"
 
 def _no_dots(value: str) -> str:
     if value in (".", ".."):
-        raise ValueError(f"got {value!r}, must be no dot segment: clients resolve those in addresses away")
+        raise ValueError(f"got {value!r}, must not be '.' or '..': HTTP clients remove these from a URL")
     return value
 
 

@@ -72,7 +72,9 @@ def rescore(
     check_inputs(function, with_tasks=tasks is not None)
     name = into or default_name(run, function)
     if name == run:
-        raise ConfigError(f"--as: got {name!r}, which is --run; the new rewards are a run of their own", field="as")
+        raise ConfigError(
+            f"--as: got {name!r}, must differ from --run: the new rewards are kept in a run of their own", field="as"
+        )
     known = _tasks(tasks, hide or [])
     settings = client_settings(url, key, key_file)
     client = AsyncClient(settings.proxy, settings.key, timeout_s=settings.timeout_s)
@@ -118,7 +120,7 @@ def _tasks(path: Path | None, hide: list[str]) -> dict[str, Task]:
 
     if path is None:
         if hide:
-            raise ConfigError("--hide: needs --tasks, whose fields it names", field="hide")
+            raise ConfigError("--hide: needs --tasks: it names fields of these tasks", field="hide")
         return {}
     return {task.task_id: task for task in load_tasks(path, hide=hide)}
 

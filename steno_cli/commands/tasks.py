@@ -41,7 +41,7 @@ class CheckSettings(RolloutSettings):
     def _are_tasks_of_commands(self) -> Self:
         for name in ("harbor", "verifiers"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}: can't be given here: tasks are checked that --tasks names")
+                raise ValueError(f"{name}: can't be given here: only the tasks of --tasks are checked")
         return self
 
 

@@ -113,7 +113,7 @@ class _Purposes:
             return self._client.group(group_id).purpose
         except NotFound:
             raise ConfigError(
-                f"--purpose: group {group_id} is not on record, so it may have been an evaluation: name trials or a group, "
-                "or give --purpose all",
+                f"--purpose: group {group_id} is not on record, so its purpose is unknown and may be eval: name trials "
+                "or a group, or give --purpose all",
                 field="purpose",
             ) from None

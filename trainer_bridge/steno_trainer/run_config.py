@@ -18,7 +18,7 @@ from steno_trainer.config import Need, TrainerSettings
 
 RUN_NEEDS = (
     *(
-        Need(field, "weights that are pushed, which offline none are", ("offline", "records"), lambda s: not s.is_offline)
+        Need(field, "pushes of weights; records and offline push none", ("offline", "records"), lambda s: not s.is_offline)
         for field in (
             "max_staleness_steps", "transport", "weights_dir_at_workers", "weights_url", "push", "push_every", "push_deadline_s",
             "kv", "probe_tokens", "probe_tolerance", "send_dtype",

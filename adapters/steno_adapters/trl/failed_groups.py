@@ -42,7 +42,7 @@ class FailedGroups:
             self._ran = ran
         self._in_a_row += groups
         if self._stop_after and self._in_a_row >= self._stop_after + self._ran:
-            reasons = "; ".join(why) or "why is in the log of whoever rolls out"
+            reasons = "; ".join(why) or "the log of the program that runs the trials says why"
             raise NothingToTrain(
                 f"{self._in_a_row} groups in a row had no row to train ({reasons}); mend that and start again "
                 f"(stop_after_failed_groups: {self._stop_after})"

@@ -22,9 +22,9 @@ _PLAYED = {
 }
 """Field of the config, or argument of the trainer -> what decides instead."""
 UNUSED_BY_ASYNC = _PLAYED | {
-    "num_generations": "`n` decides, or whoever rolls out elsewhere",
+    "num_generations": "`n` decides, or the program that runs the trials elsewhere",
     "max_completion_length": "the Limits of the trials decide (max_tokens), and token_budget",
-    "fork_threshold_tokens": "branches are those on record",
+    "fork_threshold_tokens": "the record decides which branches there are",
     "reward_funcs": "a trial's reward is the one on record",
 }
 UNUSED_BY_PROMPTS = _PLAYED | {"generation_kwargs": _SAMPLING}

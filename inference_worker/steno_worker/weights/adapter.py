@@ -50,7 +50,7 @@ class Adapter:
         for path, layer in self.layers.items():
             place, shape = places.get(f"{path}.weight"), (layer.b.shape[0], layer.a.shape[1])
             if place is None:
-                raise _refusal(f"{PREFIX}{path}{A}", "is of a layer that this model has not")
+                raise _refusal(f"{PREFIX}{path}{A}", "is of a layer that this model does not have")
             if place.shape != shape:
                 raise _refusal(
                     f"{PREFIX}{path}{A}", f"is of a layer of shape {list(shape)}, the model's is {list(place.shape)}"

@@ -171,11 +171,11 @@ def check_complete(manifest: Manifest, checks: Iterable[ShardCheck]) -> None:
     for check in checks:
         for name in check.tensors:
             if name in places:
-                raise _tensor_refusal(name, f"lies in shards {places[name]} and {check.shard.name}")
+                raise _tensor_refusal(name, f"is in shards {places[name]} and {check.shard.name}")
             places[name] = check.shard.name
     for entry in manifest.tensors:
         if entry.name not in places:
-            raise _tensor_refusal(entry.name, "lies in none of the shards")
+            raise _tensor_refusal(entry.name, "is in none of the shards")
 
 
 def check_manifest(manifest: Manifest) -> None:

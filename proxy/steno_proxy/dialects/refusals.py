@@ -26,7 +26,7 @@ def nothing_said() -> BadRequest:
 
 def nobody_runs(path: str, value: Any) -> BadRequest:
     """The error for a request whose tools are all left out: without them, a model would invent what the tools should find."""
-    told = "the provider runs it, nobody here can, and the request has no other tool"
+    told = "only the provider can run it, and the request has no other tool"
     return BadRequest(f"{path}: got {shown(value)}: {told}", field=path)
 
 

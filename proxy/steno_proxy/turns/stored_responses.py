@@ -98,7 +98,10 @@ async def _referred(recorder: Recorder, recording: Recording, messages: list[Mes
         turn_id = message.get(RECORDED)
         if turn_id is not None:
             if turn_id in numbers:  # else forty bytes of a body could stand for megabytes, again and again
-                raise BadRequest(f"input: items of the response 'resp_{turn_id}' stand in two places", field="input")
+                raise BadRequest(
+                    f"input: items of the response 'resp_{turn_id}' are referred to in two places; allowed: one",
+                    field="input",
+                )
             numbers[turn_id] = recording.tree.number(turn_id)
             if numbers[turn_id] < 0:
                 raise BadRequest(f"no items of the response 'resp_{turn_id}' are stored", field="input")

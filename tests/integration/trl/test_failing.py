@@ -91,7 +91,9 @@ def test_groups_that_others_roll_out_and_that_all_fail_end_it_too(stack: Stack, 
         trainer = asynchronous(rollouts, tmp_path, 1.0)
         others.collect(TASKS[:1], 2)
         rolling = others.start(itertools.cycle(TASKS), 2, groups_per_step=1, max_staleness_steps=8)
-        with pytest.raises(RuntimeError, match=r"run theirs .*\d groups in a row .*the log of whoever rolls out"):
+        with pytest.raises(
+            RuntimeError, match=r"run theirs .*\d groups in a row .*the log of the program that runs the trials"
+        ):
             trainer.train()
         rolling.cancel()
 

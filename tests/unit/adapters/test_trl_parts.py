@@ -149,7 +149,7 @@ def test_too_many_failed_groups_in_a_row_are_an_error_with_their_reasons() -> No
     groups.failed(2, ["trial a: exit_code: no disk"])
     with pytest.raises(failed_groups.NothingToTrain, match=r"3 groups in a row .*trial a: exit_code: no disk; trial b"):
         groups.failed(1, ["trial a: exit_code: no disk", "trial b: timeout"])
-    with pytest.raises(failed_groups.NothingToTrain, match="in the log of whoever rolls out"):
+    with pytest.raises(failed_groups.NothingToTrain, match="the log of the program that runs the trials says why"):
         groups.failed(1, [])
 
 

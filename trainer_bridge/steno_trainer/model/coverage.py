@@ -96,7 +96,7 @@ def examine(engine: Any, ranks: Ranks, *, name: str, precision: str, longest: in
             if not again <= max(bound, apart):
                 raise ConfigError(
                     f"model {name}: the same tokens get other log-probabilities in the next pass, by up to {again:.3g} nats, "
-                    f"allowed: {max(bound, apart)}; something in it is random while training, as dropout is",
+                    f"allowed: {max(bound, apart)}; a part of it is random while training, as dropout is",
                     field="model",
                 )
             why = f"other ids in one sample change the next one's log-probabilities, by up to {leaked:.2g} nats"
@@ -131,7 +131,7 @@ def _check_windows(lm: Any, told: Sequence[int | None], *, name: str, longest: i
     found = sum(one is not None for one in told)
     if found != expected:
         raise ConfigError(
-            f"model {name}: sliding_window is {window} in {expected} layers, and attention was told of it in {found}; "
+            f"model {name}: sliding_window is {window} in {expected} layers, and attention was called with it in {found}; "
             f"allowed: {longest} or more, the longest sample (lower micro_batch_tokens to it)",
             field="model",
         )

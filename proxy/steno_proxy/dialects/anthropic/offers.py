@@ -1,7 +1,7 @@
 """Anthropic Messages, tools: those that a model is offered, of those that a request has in `tools` and in its messages.
 
     defer_loading: true    not offered until something names it; all are, where `tools` has the provider's own search, which
-                           nobody here can run
+                           only the provider can run
     tool_reference         in a tool's result: what a search of the client's found is offered from then on
     tool_addition          in a system message: the tool that it names, or defines, is offered from then on
     tool_removal           in a system message: the tool that it names is no longer offered

@@ -48,7 +48,7 @@ class ResponsesRequest(CanonicalRequest):
         """Settle what the model is offered. All tools are known.
 
         Args: complete: an answer is wanted.
-        Raises: BadRequest: nobody here can run any of them; a choice that can't be honoured.
+        Raises: BadRequest: the client runs none of them; a choice that can't be honoured.
         """
         tools = self.tools
         if tools.first_dropped and not tools.functions and complete:

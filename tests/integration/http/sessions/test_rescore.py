@@ -278,9 +278,8 @@ async def test_trials_that_the_archive_can_not_give_now_are_not_left_out(
 async def test_a_run_of_another_function_is_not_mixed_with_this_one(proxy: Proxy, tmp_path: Path) -> None:
     assert (await rescored(proxy, tmp_path, "may_do_without", "--as", "new")).exit_code == 0
     done = await rescored(proxy, tmp_path, "other_way", "--as", "new")
-    assert "run new has groups that" in str(done.exception) and "other_way, as it is now, did not make" in str(
-        done.exception
-    )
+    said = str(done.exception)
+    assert "run new has groups, such as " in said and "score.py:other_way did not score" in said
     first = await rescored(proxy, tmp_path, "other_way")
     (tmp_path / "score.py").write_text(FUNCTIONS.replace("-1.0", "-2.0"))
     second = await rescored(proxy, tmp_path, "other_way")
@@ -312,8 +311,8 @@ async def test_where_there_are_no_keys_nothing_is_withheld_on_record_and_tasks_b
         tasks = tmp_path / "tasks.jsonl"
         for task, words, said in [
             ({"task_id": "b"}, [], "no task 'a', which group g was made of"),
-            ({**TASK, "question": "z"}, [], "task 'a' is another one than group g was made of: question"),
-            ({**TASK, "answer": 1}, [], "task 'a' is another one than group g was made of: answer"),
+            ({**TASK, "question": "z"}, [], "task 'a' differs from the one on record of group g in question"),
+            ({**TASK, "answer": 1}, [], "task 'a' differs from the one on record of group g in answer"),
         ]:
             tasks.write_text(json.dumps(task))
             done = await rescored(proxy, tmp_path, "withheld", "--as", "new", "--tasks", str(tasks), *words)
@@ -331,7 +330,7 @@ async def test_where_there_are_no_keys_nothing_is_withheld_on_record_and_tasks_b
     ("words", "said"),
     [
         (["--run", "nobody"], "no group of run 'nobody' is on record"),
-        (["--as", "r"], "--as: got 'r', which is --run"),
+        (["--as", "r"], "--as: got 'r', must differ from --run"),
         (["--hide", "x"], "--hide: needs --tasks"),
     ],
 )
@@ -361,7 +360,7 @@ async def test_the_route_takes_ended_groups_of_as_many_trials(proxy: Proxy) -> N
     for fields, error, said in [
         ({"size": 3}, BadRequest, "size: got 3, must be 4, as many as group g has"),
         ({"purpose": "eval"}, BadRequest, "purpose: got eval, must be train"),
-        ({"deadline_s": 5.0}, BadRequest, "deadline_s: not for a group that scores another anew"),
+        ({"deadline_s": 5.0}, BadRequest, "deadline_s: can't be given with rescore_of"),
         ({"rescore_of": "none"}, NotFound, "rescore_of: no group none"),
         ({"rescore_of": "runs", "size": 2}, Conflict, "rescore_of: 1 trials of group runs are still open, such as runs.1"),
     ]:  # fmt: skip

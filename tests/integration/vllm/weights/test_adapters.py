@@ -165,7 +165,7 @@ async def test_the_engine_goes_back_to_the_model_alone(engine: VllmTokens, adapt
         ("base", "start it from the trainer's `model`"),
         ("target", "layers up_proj are adapted; this engine was started for q_proj, k_proj, v_proj, down_proj"),
         ("whole", "got weights of a whole model; this engine was started with --enable-lora"),
-        ("layer", "is of a layer that this model has not"),
+        ("layer", "is of a layer that this model does not have"),
         ("half", "lora_B.weight' is missing"),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_runs_groups_are_asked_for_once_and_one_that_is_not_listed_once() -> N
 
 def test_a_group_of_which_nothing_is_known_is_not_taken_for_training_data() -> None:
     client = FakeProxy(session("gone.0", group_id="gone", run_id="r")).client()
-    with pytest.raises(ConfigError, match="--purpose: group gone is not on record, so it may have been an evaluation"):
+    with pytest.raises(ConfigError, match="--purpose: group gone is not on record, so its purpose is unknown"):
         Selection(run_id="r").trial_ids(client)
     assert Selection(run_id="r", purpose=Purpose.ALL).trial_ids(client) == ["gone.0"]
 

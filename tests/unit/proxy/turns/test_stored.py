@@ -53,7 +53,7 @@ async def test_a_reply_is_referred_to_in_one_place() -> None:
     referring = asked(USER, named, USER)
     await complete(recorder, recording, referring)
     assert referring.job.messages == [USER, reply, USER]
-    with pytest.raises(BadRequest, match="stand in two places") as caught:
+    with pytest.raises(BadRequest, match="are referred to in two places") as caught:
         await complete(recorder, recording, asked(USER, named, USER, named, USER))
     assert caught.value.field == "input"
 

@@ -54,5 +54,5 @@ async def test_a_working_folder_by_a_relative_path_is_found_from_where_tasks_run
 
 @pytest.mark.parametrize("given", [{"harbor": "x", "agent": "codex"}, {"verifiers": "x"}])
 def test_tasks_of_others_are_not_checked(given: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="can't be given here: tasks are checked that --tasks names"):
+    with pytest.raises(ConfigError, match="can't be given here: only the tasks of --tasks are checked"):
         CheckSettings.load(given, None)

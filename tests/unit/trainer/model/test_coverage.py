@@ -90,7 +90,7 @@ def test_what_depends_on_the_longest_sample_is_not_shared(tmp_path: Path) -> Non
 def test_what_is_random_while_training_is_refused(tmp_path: Path) -> None:
     model = load("llama", tmp_path)
     model.lm.model.layers[1].mlp = nn.Sequential(model.lm.model.layers[1].mlp, nn.Dropout(0.1))
-    with pytest.raises(ConfigError, match="something in it is random while training"):
+    with pytest.raises(ConfigError, match="a part of it is random while training"):
         ask(model)
 
 
@@ -110,7 +110,7 @@ def test_logits_that_are_bent_in_a_way_that_nobody_named_are_refused(tmp_path: P
 
 def test_windows_that_attention_is_not_told_of_are_refused(tmp_path: Path) -> None:
     model = load("llama", tmp_path, sliding_window=100)  # beyond what the samples of the examination show
-    with pytest.raises(ConfigError, match="sliding_window is 100 in 2 layers, and attention was told of it in 0"):
+    with pytest.raises(ConfigError, match="sliding_window is 100 in 2 layers, and attention was called with it in 0"):
         ask(model)
     assert ask(model, longest=100) is None
     assert ask(load("mistral", tmp_path / "told", sliding_window=100)) is None

@@ -89,7 +89,7 @@ def test_every_tensor_lies_in_one_shard_exactly() -> None:
     with pytest.raises(WeightsRefused, match="'x' twice"):
         check_manifest(manifest)
     checks = [check(manifest, index, shard_bytes(tensors)) for index, tensors in enumerate(twice.values())]
-    with pytest.raises(WeightsRefused, match=r"lies in shards a\.safetensors and b\.safetensors"):
+    with pytest.raises(WeightsRefused, match=r"is in shards a\.safetensors and b\.safetensors"):
         check_complete(manifest, checks)
-    with pytest.raises(WeightsRefused, match="'y' lies in none"):
+    with pytest.raises(WeightsRefused, match="'y' is in none"):
         check_complete(MANIFEST, [check(MANIFEST, 0, DATA["a.safetensors"])])

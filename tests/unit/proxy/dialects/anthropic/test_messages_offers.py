@@ -169,7 +169,7 @@ def test_a_request_whose_tools_all_are_the_providers_is_refused(choice: Any) -> 
     error = refused(tools=[PROVIDERS], tool_choice=choice)
     assert error.field == "tools.0.type"
     assert error.message == (
-        "tools.0.type: got 'web_search_20250305': the provider runs it, nobody here can, and the request has no other tool"
+        "tools.0.type: got 'web_search_20250305': only the provider can run it, and the request has no other tool"
     )
 
 

@@ -149,7 +149,7 @@ def test_a_request_whose_tools_all_are_googles_is_refused() -> None:
             parse(tools=[{"googleSearch": {}}], toolConfig={"functionCallingConfig": {"mode": mode}})
         assert caught.value.field == "tools.0"
         assert caught.value.message == (
-            "tools.0: got 'googleSearch': the provider runs it, nobody here can, and the request has no other tool"
+            "tools.0: got 'googleSearch': only the provider can run it, and the request has no other tool"
         )
     asked = {"contents": [user({"text": "hi"})], "tools": [{"googleSearch": {}}]}
     assert GeminiCount().parse_count(json.dumps(asked).encode()).job.tools == []

@@ -157,7 +157,7 @@ def test_tools_that_the_provider_runs_are_left_out_and_named() -> None:
     hosted = {"type": "builtin_function", "function": {"name": "$web_search"}}
     request = parse(tools=[{"type": "web_search_preview"}, TOOL, hosted], tool_choice="required")
     assert (request.job.tools, request.dropped) == ([TOOL], ["web_search_preview", "builtin_function"])
-    assert "nobody here can" in refused(tools=[hosted], tool_choice="required").message
+    assert "only the provider can run it" in refused(tools=[hosted], tool_choice="required").message
     assert "/v1/responses" in refused(tools=[{"type": "custom", "custom": {"name": "c"}}, TOOL]).message
 
 

@@ -149,7 +149,7 @@ def test_a_request_whose_tools_all_are_left_out_is_refused(tools: list[Any], fie
     """The model would make up what was found."""
     for choice in (None, "auto", "required"):
         error = refused([USER], tools=tools, tool_choice=choice)
-        assert error.field == field and "the provider runs it, nobody here can" in error.message
+        assert error.field == field and "only the provider can run it" in error.message
     late = {"type": "additional_tools", "tools": [F]}
     assert [tool["function"]["name"] for tool in parse([late, USER], tools=tools).job.tools] == ["f"]
     counted = ResponsesCount().parse_count(json.dumps({"model": "m", "input": [USER], "tools": tools}).encode())
