@@ -219,7 +219,7 @@ class Group(BaseModel):
 
 
 class Timings(BaseModel):
-    """Unix seconds at the proxy; None where it never came to that."""
+    """Unix seconds, by the clock of the proxy's store (Redis); None where it never came to that."""
 
     queued: float
     started: float | None = None

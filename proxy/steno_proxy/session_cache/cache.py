@@ -105,10 +105,10 @@ class Recorder:
             raise await self.end(recording.trial_id, spent)
 
     async def earlier_now(self) -> float:
-        """Unix seconds by this process's clock or by the store's, whichever is behind: limits of time are over only by that one.
+        """Unix seconds by this machine's clock or by the store's, whichever is behind: limits of time are over only by that one.
 
         Raises: StoreUnavailable."""
-        return min(self._clock(), await self.store.now())
+        return min(time.time(), await self.store.now())
 
     async def end(self, trial_id: str, spent: str) -> BudgetSpent:
         """A limit is spent: the session ends, and what runs is kept as partial turns. Idempotent. Returns what agents are told.
@@ -398,7 +398,7 @@ class Recorder:
         """Trace a request that was refused with nothing on record, if its session is known here."""
         recording = self._recordings.get(trial_id)
         if self.traces is not None and recording is not None and recording.session is not None:
-            self.traces.refused(recording.session, error)
+            self.traces.refused(recording.session, error, self._clock())
 
     def trees(self) -> tuple[int, int]:
         """How many recordings are in memory, and their bytes, about."""

@@ -117,6 +117,10 @@ class SessionStore(Protocol):
         """Unix seconds by the clock that deadlines and leases are timed by, whichever replica asks."""
         ...
 
+    def clock(self) -> float:
+        """What `now` would say, without asking: replicas whose own clocks differ stamp by it what they record."""
+        ...
+
     async def keep(self, name: str, value: bytes) -> bytes:
         """Keep a value under this name for good, unless there is one already. Returns the value that came first: replicas agree
         on it."""

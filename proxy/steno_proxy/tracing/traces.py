@@ -82,9 +82,9 @@ class Traces:
         """A session has ended. The same again is the same span again."""
         self._add(SeenEnd(session))
 
-    def refused(self, session: Session, error: StenoError) -> None:
-        """A request was refused with nothing on record."""
-        self._add(SeenRefusal(session, time.time(), error.status, error.code, error.message))
+    def refused(self, session: Session, error: StenoError, at: float) -> None:
+        """A request was refused with nothing on record. Args: at: Unix seconds, by the clock that stamps turns."""
+        self._add(SeenRefusal(session, at, error.status, error.code, error.message))
 
     def _add(self, seen: Seen) -> None:
         self._waiting.append(WaitingSpan(seen))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 
 import msgspec
 
@@ -49,10 +48,11 @@ PAUSE_S, MOST_PAUSE_S = 0.01, 5.0
 """How long to wait at least, and at most, before engines that were full are asked again. Doubled from one time to the next."""
 
 
-async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, untold: bool) -> None:
+async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, untold: bool, at: float) -> None:
     """Give the choice another stream in place of the one that failed.
 
-    Args: plan: the request's, from before any worker had a say. untold: nobody has been told anything of this choice.
+    Args: plan: the request's, from before any worker had a say. untold: nobody has been told anything of this choice. at: when
+    the stream failed, Unix seconds.
     Raises: `error`, where it can't go on.
     """
     transcript, order, lost_worker = choice.transcript, choice.order, choice.stream.worker_id
@@ -108,7 +108,7 @@ async def go_on(hub: Hub, choice: OpenChoice, plan: Plan, error: StenoError, *, 
     log.info(words, order.turn_id, order.attempt, how, transcript.tokens)
     if not refused:  # else this move was counted already, when it left the worker before
         metrics.FAILOVERS.labels(how).inc()
-        choice.facts.moves.append(TurnMove(time.time(), how, error.code, transcript.tokens, lost_worker))
+        choice.facts.moves.append(TurnMove(at, how, error.code, transcript.tokens, lost_worker))
     choice.moved(order, stream)
 
 

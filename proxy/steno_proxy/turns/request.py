@@ -328,7 +328,7 @@ class Request:
                     raise
                 untold = self.log.nothing_written(choice.index) and not choice.saving
                 before = choice.transcript
-                await go_on(self._turns.hub, choice, self.plan, error, untold=untold)
+                await go_on(self._turns.hub, choice, self.plan, error, untold=untold, at=self._turns.clock())
                 if choice.transcript is not before:
                     self.log.restart(choice.index)
                 if self._failure is not None:

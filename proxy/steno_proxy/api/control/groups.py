@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
@@ -70,7 +69,7 @@ async def create_group(request: Request, spec: GroupSpec) -> Response:
     if spec.fork_of is not None:
         await origin_of(request, spec.fork_of)
     origins = await _scored_anew(request, spec, group_id)
-    now = time.time()
+    now = found.store.clock()
     trial_ids = [f"{group_id}.{i}" for i in range(spec.size)]
     group = Group(
         group_id=group_id,
@@ -120,7 +119,7 @@ async def _scored_anew(request: Request, spec: GroupSpec, group_id: str) -> dict
         return {}
     for name in ("fork_of", "deadline_s"):
         if getattr(spec, name) is not None:
-            raise BadRequest(f"{name}: not for a group that scores another anew (rescore_of)", field=name)
+            raise BadRequest(f"{name}: can't be given with rescore_of", field=name)
     store = services(request).store
     try:
         origin = await store.group(spec.rescore_of)

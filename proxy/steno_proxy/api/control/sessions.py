@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
@@ -62,7 +61,8 @@ async def _register(request: Request, trial_id: str, spec: SessionSpec) -> Respo
     if not valid_trial_id(trial_id):
         raise BadRequest(f"{trial_id[:128]!r} {NO_TRIAL_ID}", field="trial_id")
     law.check(spec.sampling)
-    now = time.time()
+    store = services(request).store
+    now = store.clock()
     sampling = spec.sampling
     if spec.fork_of is not None:
         origin = await origin_of(request, spec.fork_of)
@@ -77,7 +77,6 @@ async def _register(request: Request, trial_id: str, spec: SessionSpec) -> Respo
         created_at=now,
         updated_at=now,
     )
-    store = services(request).store
     await services(request).capacity.check(lambda: store.session(trial_id))
     recorded = await store.register(session)
     for name in ("run_id", "sampling", "limits", "fork_of"):  # what would silently not hold
@@ -248,14 +247,14 @@ async def complete_session(request: Request, trial_id: TrialId, outcome: Complet
     if outcome.status == "completed":
         session = await found.store.session(trial_id)
         if session.rescore_of is not None and session.status == "open":
-            await borrow_turns(found.store, session, now=time.time())
+            await borrow_turns(found.store, session, now=found.store.clock())
     session = await found.store.complete(
         trial_id,
         status=outcome.status,
         reward=outcome.reward,
         end_reason=outcome.end_reason,
         metrics=outcome.metrics,
-        now=time.time(),
+        now=found.store.clock(),
         final=outcome.final,
         claim=outcome.claim,
     )
@@ -263,7 +262,7 @@ async def complete_session(request: Request, trial_id: TrialId, outcome: Complet
     if running:
         await found.recorder.settle(running)
         session = await found.store.session(trial_id)
-    await found.store.settle(trial_id, now=time.time())
+    await found.store.settle(trial_id, now=found.store.clock())
     if found.recorder.traces is not None and session.rescore_of is None:
         found.recorder.traces.ended(session)
     log.info("session %s ended: %s (%s)", trial_id, session.status, session.end_reason)
@@ -310,4 +309,4 @@ async def delete_session(request: Request, trial_id: TrialId) -> Response:
 
 
 async def _delete(store: SessionStore, trial_id: str, tombstone_s: float) -> None:
-    await store.delete(trial_id, now=time.time(), tombstone_s=tombstone_s)
+    await store.delete(trial_id, now=store.clock(), tombstone_s=tombstone_s)

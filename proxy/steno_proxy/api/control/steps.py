@@ -3,7 +3,6 @@ run's steps, and a reader all (I8). Annotations are read with the turns."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated
@@ -35,12 +34,12 @@ router = APIRouter(tags=["runs"], responses=ERRORS)
     "registered one that was superseded is refused (409)",
 )
 async def post_step(request: Request, run_id: RunId, step: TrainingStep, epoch: Epoch = None) -> Response:
-    runs = services(request).store.runs
+    store = services(request).store
     if epoch is not None:
-        await runs.check_epoch(run_id, epoch)
+        await store.runs.check_epoch(run_id, epoch)
     if step.at is None:
-        step = step.model_copy(update={"at": time.time()})
-    return encoded(request, await runs.keep_step(run_id, step))
+        step = step.model_copy(update={"at": store.clock()})
+    return encoded(request, await store.runs.keep_step(run_id, step))
 
 
 @router.get(

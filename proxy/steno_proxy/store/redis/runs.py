@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -57,11 +56,14 @@ Sessions = Callable[[Sequence[tuple[str, str]]], Awaitable[list[Session]]]
 class RedisRuns:
     """Keeps the `RunStore` protocol. Any number of replicas may use one Redis.
 
-    Args: link: for the scripts. watch_link: for the one call that blocks, for `block_ms`.
+    Args: link: for the scripts. watch_link: for the one call that blocks, for `block_ms`. clock: Unix seconds, by Redis.
     """
 
-    def __init__(self, link: RedisLink, watch_link: RedisLink, sessions: Sessions, block_ms: int) -> None:
+    def __init__(
+        self, link: RedisLink, watch_link: RedisLink, sessions: Sessions, block_ms: int, clock: Callable[[], float]
+    ) -> None:
         self._link = link
+        self._clock = clock
         self._watch_link = watch_link
         self._sessions = sessions
         self._block_ms = block_ms
@@ -204,7 +206,7 @@ class RedisRuns:
     async def groups(self, run_id: str | None, *, now: float | None = None) -> list[GroupPlace]:
         keys = run_keys(run_id)
         here, past = await self._link.ask(("HGETALL", keys.groups), ("HGETALL", keys.past))
-        at = time.time() if now is None else now
+        at = self._clock() if now is None else now
         found = []
         for number, (name, raw) in enumerate((past | here).items()):
             if number % LISTED_AT_ONCE == 0:

@@ -32,6 +32,7 @@ from steno_proxy.store.redis.archived_turns import ArchivedTurns
 from steno_proxy.store.redis.departures import RedisDepartures
 from steno_proxy.store.redis.events import RedisEvents
 from steno_proxy.store.redis.index import RedisIndex
+from steno_proxy.store.redis.link.clock import RedisClock
 from steno_proxy.store.redis.link.redis_link import RedisLink
 from steno_proxy.store.redis.link.wait import ReplicaWait
 from steno_proxy.store.redis.lists import LINES_AT_ONCE, RECORDS_AT_ONCE, RedisLists
@@ -66,8 +67,8 @@ class RedisStore(RedisRecordings):
     """Keeps the `SessionStore` protocol. Any number of replicas may use one Redis.
 
     Args: url: see `read_redis_url`. wait: how many replicas must have what is written before it counts as written, and for how
-        long that is waited for. clock: wall clock, Unix seconds; only announcements and tombstones in the index are timed by it,
-        and announcements only where it is ahead of Redis's.
+        long that is waited for. clock: this machine's, Unix seconds; only announcements and tombstones in the index are timed by
+        it, and announcements only where it is ahead of Redis's.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class RedisStore(RedisRecordings):
             reply_timeout_s=WATCH_BLOCK_MS / 1000 + 2,
             call_timeout_s=WATCH_BLOCK_MS / 1000 + 5,
         )
-        self.runs = RedisRuns(self._link, self._watch_link, self._living, WATCH_BLOCK_MS)
+        self._redis_clock = RedisClock(self._link)
+        self.runs = RedisRuns(self._link, self._watch_link, self._living, WATCH_BLOCK_MS, self.clock)
         self._accounts = RedisAccounts(self._link, self.runs)
         self._index = RedisIndex(self._link, clock, self._group_gone, self._group_back)
         self._unsettled: dict[str, list[str]] = {}  # announcements of ends that `settle` is to follow
@@ -102,6 +104,7 @@ class RedisStore(RedisRecordings):
 
     async def open(self) -> None:
         await self.ping()
+        await self.now()
 
     async def close(self) -> None:
         await self.runs.close()
@@ -112,8 +115,10 @@ class RedisStore(RedisRecordings):
         await self._link.ping()
 
     async def now(self) -> float:
-        seconds, micros = await self._link.call(self._link.client.time())
-        return float(seconds) + float(micros) / 1e6
+        return await self._redis_clock.ask()
+
+    def clock(self) -> float:
+        return self._redis_clock.now()
 
     async def keep(self, name: str, value: bytes) -> bytes:
         before: bytes | None = await self._run("keep", [kept_key(name)], [value])

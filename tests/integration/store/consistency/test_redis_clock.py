@@ -1,5 +1,5 @@
-"""Leases and deadlines are timed by Redis, which all replicas share: one whose clock is wrong does as the others do. So is what
-a call is doing at this moment, which no replica takes for what a crash left."""
+"""Leases, deadlines and all that is recorded are timed by Redis, which all replicas share: one whose clock is wrong does as the
+others do. So is what a call is doing at this moment, which no replica takes for what a crash left."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from steno.contracts.runs.leases import LeaseRequest
 from steno_proxy.api import lease_wait
+from steno_proxy.session_cache.cache import Recorder
 from steno_proxy.store.redis.schema import DEAD, run_keys, trial_keys
 from steno_proxy.store.redis.store import RedisStore
 from tests.integration.http.conftest import running
@@ -54,6 +55,30 @@ async def test_a_group_made_by_a_replica_whose_clock_is_wrong_is_due_as_by_other
             assert (await proxy.http.post("/groups", json=spec)).status_code == 200
             due_at = client.zscore(next(key for key in run_keys(RUN) if key.endswith(":due")), "g")
     assert due_at is not None and before + 300.0 <= due_at <= before + 300.0 + 60
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+async def test_a_trial_at_a_replica_whose_clock_is_wrong_has_the_times_of_the_others(
+    server: RedisServer, store: RedisStore, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    """Another replica ended it: by its record it had been idle for an hour."""
+    right, before = time.time, await store.now()
+    with monkeypatch.context() as wrong:
+        wrong.setattr(time, "time", lambda: right() + ahead_s)
+        async with opened(server, **PATIENT) as theirs, running(store=theirs) as proxy:
+            spec = {"run_id": RUN, "limits": {"max_idle_s": 600.0, "max_wall_s": 1200.0}}
+            assert (await proxy.http.post("/sessions/t", json=spec)).status_code == 200
+            assert (await proxy.chat("t", "hello")).status_code == 200
+            [said] = await proxy.turns("t", 1)
+            step = {"step": 1, "values": {}, "ledger": {}, "groups": []}
+            assert (await proxy.http.post(f"/runs/{RUN}/steps", json=step)).status_code == 200
+    recorder = Recorder(store, cache_bytes=10**6, implicit=False, clock=store.clock)
+    assert await recorder.end_timed_out() == 0
+    found = await store.complete("t", status="completed", **(END | {"now": await store.now()}))
+    [posted] = await store.runs.steps(RUN, start=0, limit=9)
+    timed = [found.created_at, found.first_turn_at, posted.at, *said.timings.model_dump().values()]
+    after = await store.now()
+    assert all(time_s is not None and before - 1 <= time_s <= after + 1 for time_s in timed), timed
 
 
 @pytest.mark.parametrize(("completes_s", "sweeps_s"), [(0.0, 60.0), (-60.0, 0.0), (-60.0, 60.0)])

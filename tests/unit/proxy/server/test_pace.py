@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from types import SimpleNamespace
@@ -223,7 +224,7 @@ async def test_steps_are_read_from_redis_some_at_a_time(monkeypatch: pytest.Monk
     raw = [TrainingStep(step=number).model_dump_json().encode() for number in range(1001)]
     link: Any = Replying(raw)
     streaming = asyncio.create_task(other())
-    found = await RedisRuns(link, link, link, 1000).steps("r", start=0, limit=1001)
+    found = await RedisRuns(link, link, link, 1000, time.time).steps("r", start=0, limit=1001)
     streaming.cancel()
     assert [step.step for step in found] == list(range(1001))
     assert max(at_once.values()) <= redis_runs.STEPS_AT_ONCE

@@ -68,6 +68,16 @@ async def test_nor_one_that_the_store_is_ahead_of_and_it_asks_only_where_time_se
     assert (await store.session("t")).status == "open" and store.asked == 0
 
 
+@pytest.mark.parametrize("limits", LIMITS, ids=["wall", "idle"])
+async def test_nor_one_whose_store_is_ahead_of_this_machine(limits: Limits) -> None:
+    """Its clock was set, or another Redis took over: turns are stamped by the store's clock, too."""
+    store = await begun(limits, time.time())
+    replica = recorder(store)
+    store.at += AHEAD_S
+    await replica.enter("t")
+    assert (await store.session("t")).status == "open" and store.asked == 1
+
+
 class Runner(SimpleNamespace):
     """What a request needs of its service. ended: what it has ended. times: what its two clocks will say."""
 

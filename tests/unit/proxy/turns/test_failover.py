@@ -49,7 +49,7 @@ async def begun(workers: Workers, *, tokens: int) -> Said:
 
 
 async def fails(workers: Workers, said: Said, error: StenoError) -> None:
-    await go_on(cast(Hub, cast(Any, workers)), said.choice, said.choice.plan, error, untold=False)
+    await go_on(cast(Hub, cast(Any, workers)), said.choice, said.choice.plan, error, untold=False, at=1000.0)
 
 
 def lost() -> float:
