@@ -96,13 +96,11 @@ def create_app(settings: ProxySettings, store: SessionStore | None = None) -> Fa
     hub.is_model, hub.has_default = policies.names.__contains__, policies.names.has_default
     policies.on_names = hub.waiting.wake
     capacity = StoreCapacity(store)
-    recorder = Recorder(
-        store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, clock=store.clock, capacity=capacity
-    )
+    recorder = Recorder(store, cache_bytes=settings.tree_cache_bytes, implicit=not keys.enabled, capacity=capacity)
     traces = recorder.traces = open_traces(settings)
-    turns = TurnService(recorder, hub, default_max_tokens=settings.default_max_tokens, clock=store.clock, pace=pace)
+    turns = TurnService(recorder, hub, default_max_tokens=settings.default_max_tokens, pace=pace)
     services = Services(settings, keys, store, recorder, hub, policies, ports, capacity, pace)
-    note_writer = NoteWriter(store, store.clock)
+    note_writer = NoteWriter(store)
     sweeper = Sweeper(store, recorder, settings, capacity, archiver)
     heap = HeapTrimmer()
     beside = _BesideRequests(services, sweeper, note_writer, key_reloader, traces, heap)

@@ -77,23 +77,23 @@ class Sweeper:
         """One round. Raises nothing."""
         await _guarded("archiving sessions", self._archive)
 
-    async def _now(self) -> float:
-        """The earlier of this process's clock and the store's: by a clock that is ahead, sessions would end or go too early."""
-        here, there = self._clock(), await self._store.now()
+    async def _earlier(self) -> float:
+        """The earlier of this process's clock and the store's: by a clock that is ahead, sessions would be deleted too early."""
+        here, there = self._clock(), await self._store.earliest()
         differ = abs(here - there) > CLOCKS_DIFFER_S
         if differ and not self._clocks_differ:
             log.warning(
-                "the clock of this process is %.0f s %s the store's; sessions are ended and deleted by the clock that is behind",
+                "the clock of this process is %.0f s %s the store's; sessions are deleted by the clock that is behind",
                 abs(here - there), "ahead of" if here > there else "behind",
             )  # fmt: skip
         self._clocks_differ = differ
         return min(here, there)
 
     async def _end_timed_out(self) -> None:
-        await self._recorder.end_timed_out(now=await self._now())
+        await self._recorder.end_timed_out(now=await self._store.earliest())
 
     async def _expire(self) -> None:
-        dropped = await self._store.expire(now=await self._now(), retention_s=self._deleted_after_s)
+        dropped = await self._store.expire(now=await self._earlier(), retention_s=self._deleted_after_s)
         if dropped:
             log.info("%d sessions were past their retention of %.0f s and are deleted", dropped, self._deleted_after_s)
 
@@ -101,7 +101,7 @@ class Sweeper:
         assert self._archiver is not None
         early_s = TIGHT_S if self._capacity.tight else None
         if moved := await self._archiver.round(
-            now=await self._now(), retention_s=self._archived_after_s, early_s=early_s
+            now=await self._store.earliest(), retention_s=self._archived_after_s, early_s=early_s
         ):
             log.info("%d sessions went to the archive", moved)
 

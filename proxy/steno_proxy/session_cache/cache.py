@@ -43,6 +43,7 @@ FREEZE_WAIT_S = 10.0
 class Recorder:
     """The recordings of this process, least recently used dropped first. Turns of one trial may run at the same time.
 
+    clock: Unix seconds, for what is recorded; None: the store's.
     traces: what turns and ends are handed over to; None: nothing is traced.
     """
 
@@ -52,14 +53,14 @@ class Recorder:
         *,
         cache_bytes: int,
         implicit: bool,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         capacity: StoreCapacity | None = None,
     ) -> None:
         """implicit: register a session on its first use (where auth is off), where there is room for it."""
         self.store = store
         self._cache_bytes = cache_bytes
         self._implicit = implicit
-        self._clock = clock
+        self._clock = clock or store.clock
         self._capacity = capacity or StoreCapacity(store)
         self._recordings: OrderedDict[str, Recording] = OrderedDict()
         self._bytes = 0
@@ -96,19 +97,13 @@ class Recorder:
         assert session is not None
         spent = limits.spent(session.limits, session, now, busy=recording.in_use)
         if spent in OF_TIME:
-            earlier, session = await self.earlier_now(), recording.session
+            earliest, session = await self.store.earliest(), recording.session
             assert session is not None
-            spent = limits.spent(session.limits, session, earlier, busy=recording.in_use)
+            spent = limits.spent(session.limits, session, earliest, busy=recording.in_use)
         if spent == "max_turns" and recording.has_open(now):
             raise limits.used_up_by_running(spent)
         if spent is not None:
             raise await self.end(recording.trial_id, spent)
-
-    async def earlier_now(self) -> float:
-        """Unix seconds by this machine's clock or by the store's, whichever is behind: limits of time are over only by that one.
-
-        Raises: StoreUnavailable."""
-        return min(time.time(), await self.store.now())
 
     async def end(self, trial_id: str, spent: str) -> BudgetSpent:
         """A limit is spent: the session ends, and what runs is kept as partial turns. Idempotent. Returns what agents are told.
@@ -170,7 +165,7 @@ class Recorder:
         """End the open sessions whose wall or idle time is over though no agent asks: somebody may wait for them. Returns how
         many. Any replica may do it; a turn that runs at another one does not keep a session from being idle.
 
-        Args: now: Unix seconds; None: by this process's clock."""
+        Args: now: Unix seconds; None: by `clock`."""
         ended, at = 0, self._clock() if now is None else now
         async for session in self.store.due(now=at):
             recording = self._recordings.get(session.trial_id)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
 
 from steno.contracts.errors import Forbidden, Gone, NotFound, StenoError, StoreUnavailable, Unauthorized
 from steno.contracts.notes import MOST_NOTES, Note, short
@@ -30,9 +28,8 @@ _UNSAID = (Forbidden, NotFound, StoreUnavailable, Unauthorized)
 class NoteWriter:
     """Collects notes on sessions, and writes them to the store once a second."""
 
-    def __init__(self, store: SessionStore, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: SessionStore) -> None:
         self._store = store
-        self._clock = clock
         self._waiting: dict[str, dict[tuple[str, str], Note]] = {}
         self._some = asyncio.Event()
 
@@ -52,7 +49,9 @@ class NoteWriter:
         if key not in notes and len(notes) >= MOST_NOTES:
             key = kind, OTHERS
         known = notes.pop(key, None)
-        notes[key] = Note(kind=kind, text=key[1], times=known.times + 1 if known else 1, at=round(self._clock(), 3))
+        notes[key] = Note(
+            kind=kind, text=key[1], times=known.times + 1 if known else 1, at=round(self._store.clock(), 3)
+        )
         self._some.set()
         return known is None
 

@@ -121,6 +121,11 @@ class SessionStore(Protocol):
         """What `now` would say, without asking: replicas whose own clocks differ stamp by it what they record."""
         ...
 
+    async def earliest(self) -> float:
+        """As `now`; after its clock was set forward, the time by the clock as it was before: limits of time are over by this
+        one, so that no trial ends too early. As far as this process knows."""
+        ...
+
     async def keep(self, name: str, value: bytes) -> bytes:
         """Keep a value under this name for good, unless there is one already. Returns the value that came first: replicas agree
         on it."""

@@ -150,7 +150,7 @@ def _of_turn(turn: Turn, content: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(stop := turn.law.get("stop"), list) and stop:
         yield "gen_ai.request.stop_sequences", [short(text) for text in stop]
     if turn.timings.first_token is not None:
-        yield "gen_ai.response.time_to_first_chunk", turn.timings.first_token - turn.timings.queued
+        yield "gen_ai.response.time_to_first_chunk", max(0.0, turn.timings.first_token - turn.timings.queued)
     if turn.error is not None:
         yield "error.type", turn.error.partition(":")[0]
     yield "steno.dialect", turn.dialect

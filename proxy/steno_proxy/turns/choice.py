@@ -280,7 +280,7 @@ class OpenChoice:
         if self.plan.echoed_as is not None:
             metrics.ECHOES.labels(dialect, str(self.plan.echoed_as)).inc()
         if self.facts.first_token is not None:
-            metrics.TTFT.labels(dialect).observe(self.facts.first_token - self.facts.queued)
+            metrics.TTFT.labels(dialect).observe(max(0.0, self.facts.first_token - self.facts.queued))
 
 
 def _to_its_end(write: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

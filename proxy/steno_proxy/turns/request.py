@@ -129,9 +129,9 @@ class Request:
         self._clock = asyncio.get_running_loop().call_later(max(0.0, left_s), over)
 
     async def _end_in_time(self) -> None:
-        """End the session if its wall time is over by the clock that is behind as well; if not, look again when it may be."""
+        """End the session if its wall time is over by the store's clock as well; if not, look again when it may be."""
         try:
-            now = await self._turns.recorder.earlier_now()
+            now = await self._turns.recorder.store.earliest()
         except StenoError as error:
             self.abort(error)
             return

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
-from collections.abc import Callable
 
 import msgspec
 
@@ -54,13 +52,12 @@ class TurnService:
         hub: Hub,
         *,
         default_max_tokens: int | None = None,
-        clock: Callable[[], float] = time.time,
         pace: Pace | None = None,
     ) -> None:
         """pace: of the process; None: one of its own."""
         self.recorder = recorder
         self.hub = hub
-        self.clock = clock
+        self.clock = recorder.store.clock
         self.pace = pace or Pace()
         self._default_max_tokens = default_max_tokens
         self._running: set[Request] = set()

@@ -166,7 +166,7 @@ class OlderRuns(RedisRuns):
 def older(store: RedisStore) -> RedisStore:
     """Makes this replica one of the older release, as far as runs go."""
     runs = store.runs
-    store.runs = OlderRuns(runs._link, runs._watch_link, runs._sessions, runs._block_ms)
+    store.runs = OlderRuns(runs._link, runs._watch_link, runs._sessions, runs._block_ms, runs._clock)
     store._accounts._runs = store.runs
     return store
 

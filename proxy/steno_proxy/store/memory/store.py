@@ -77,6 +77,9 @@ class MemoryStore:
     def clock(self) -> float:
         return time.time()
 
+    async def earliest(self) -> float:
+        return await self.now()
+
     async def keep(self, name: str, value: bytes) -> bytes:
         return self._kept.setdefault(name, value)
 

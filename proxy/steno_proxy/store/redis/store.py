@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import Any
 
@@ -67,12 +66,11 @@ class RedisStore(RedisRecordings):
     """Keeps the `SessionStore` protocol. Any number of replicas may use one Redis.
 
     Args: url: see `read_redis_url`. wait: how many replicas must have what is written before it counts as written, and for how
-        long that is waited for. clock: this machine's, Unix seconds; only announcements and tombstones in the index are timed by
-        it, and announcements only where it is ahead of Redis's.
+        long that is waited for. clock: Unix seconds, for all that is stamped here; None: Redis's.
     """
 
     def __init__(
-        self, url: str, *, wait: ReplicaWait | None = None, clock: Callable[[], float] = time.time, pace: Pace | None = None,
+        self, url: str, *, wait: ReplicaWait | None = None, clock: Callable[[], float] | None = None, pace: Pace | None = None,
         shelf: ArchiveReader | None = None, **link_options: Any,
     ) -> None:  # fmt: skip
         super().__init__(RedisLink(url, wait=wait, **link_options), pace)
@@ -84,11 +82,11 @@ class RedisStore(RedisRecordings):
             call_timeout_s=WATCH_BLOCK_MS / 1000 + 5,
         )
         self._redis_clock = RedisClock(self._link)
+        self._stamp = clock or self._redis_clock.now
         self.runs = RedisRuns(self._link, self._watch_link, self._living, WATCH_BLOCK_MS, self.clock)
         self._accounts = RedisAccounts(self._link, self.runs)
-        self._index = RedisIndex(self._link, clock, self._group_gone, self._group_back)
+        self._index = RedisIndex(self._link, self.clock, self._group_gone, self._group_back)
         self._unsettled: dict[str, list[str]] = {}  # announcements of ends that `settle` is to follow
-        self._clock = clock
         self.home = home_of(url)
         self.waited_replicas = wait.replicas if wait else 0
         self.policies = RedisPolicies(self._link)
@@ -99,7 +97,7 @@ class RedisStore(RedisRecordings):
         self._lists = RedisLists(self._link, self._index, self.archive, self._shelf)
         self._events = RedisEvents(self._link, self._watch_link, self.archive, self._shelf, self.tail, WATCH_BLOCK_MS)
         self.departures = RedisDepartures(
-            self._link, self._index, self.archive, self._shelf, self._accounts, self.runs, clock
+            self._link, self._index, self.archive, self._shelf, self._accounts, self.runs, self.clock
         )
 
     async def open(self) -> None:
@@ -118,7 +116,11 @@ class RedisStore(RedisRecordings):
         return await self._redis_clock.ask()
 
     def clock(self) -> float:
-        return self._redis_clock.now()
+        return self._stamp()
+
+    async def earliest(self) -> float:
+        await self.now()
+        return self._redis_clock.earliest()
 
     async def keep(self, name: str, value: bytes) -> bytes:
         before: bytes | None = await self._run("keep", [kept_key(name)], [value])
@@ -322,7 +324,7 @@ class RedisStore(RedisRecordings):
         return await self._lists.sessions_at([ListPosition(float(life), trial_id) for trial_id, life in lives])
 
     async def _group_gone(self, group: Group) -> None:
-        await self.runs.forget(group, self._clock())
+        await self.runs.forget(group, self.clock())
 
     async def _group_back(self, record: bytes) -> None:
         """A group was made again while its earlier life was forgotten. Idempotent."""
@@ -443,10 +445,10 @@ class RedisStore(RedisRecordings):
         """What crashed calls left undone: of sessions that have ended, in their runs; of all, in the index. Returns how many
         announcements it settled. `expire` does it too.
 
-        Args: now: Unix seconds; None: by the clock that is behind, of this process's and Redis's."""
-        return await self._index.sweep(self._settle_again, min(self._clock(), await self.now()) if now is None else now)
+        Args: now: Unix seconds; None: by `clock` or by Redis's, whichever is behind."""
+        return await self._index.sweep(self._settle_again, min(self.clock(), await self.now()) if now is None else now)
 
     async def _settle_again(self, trial_id: str, group_id: str | None) -> None:
-        await self._accounts.settle(trial_id, self._clock())
+        await self._accounts.settle(trial_id, self.clock())
         if group_id is not None:
             await self.departures.finish(trial_id, group_id)

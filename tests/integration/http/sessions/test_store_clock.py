@@ -39,10 +39,13 @@ async def test_whatever_a_proxy_records_has_its_stores_time() -> None:
     async with running(ParrotEngine(lambda request: Say("abcd")), store=Behind()) as proxy:
         before = time.time() - BEHIND_S
         spec = {"group_id": "g", "run_id": "r", "size": 2}
+        limited = {"run_id": "r", "limits": {"max_turns": 1}}
+        assert (await proxy.http.post("/sessions/limited", json=limited)).status_code == 200
         assert (await proxy.http.post("/groups", json=spec)).status_code == 200
         assert (await proxy.http.post("/sessions/t", json={"run_id": "r"})).status_code == 200
-        for trial_id in ("t", "g.0", "by-itself"):
+        for trial_id in ("t", "g.0", "by-itself", "limited"):
             assert (await proxy.chat(trial_id, "hello")).status_code == 200
+        assert (await proxy.chat("limited", "hello")).status_code == 403
         assert (await proxy.chat("t", "hello", max_tokens="many")).status_code == 400
         assert (await proxy.http.post("/sessions/t/complete", json={"reward": 1.0})).status_code == 200
         step = {"step": 1, "values": {}, "ledger": {}, "groups": []}
@@ -54,7 +57,8 @@ async def test_whatever_a_proxy_records_has_its_stores_time() -> None:
         found = {
             path: times(await got(proxy, path))
             for path in (
-                "/sessions/t", "/sessions/t/turns", "/sessions/g.0", "/sessions/g.0/turns", "/sessions/by-itself", "/groups/g",
+                "/sessions/limited", "/sessions/t", "/sessions/t/turns",
+                "/sessions/g.0", "/sessions/g.0/turns", "/sessions/by-itself", "/groups/g",
                 "/runs/r/steps",
             )
         }  # fmt: skip

@@ -72,7 +72,7 @@ async def test_a_trial_at_a_replica_whose_clock_is_wrong_has_the_times_of_the_ot
             [said] = await proxy.turns("t", 1)
             step = {"step": 1, "values": {}, "ledger": {}, "groups": []}
             assert (await proxy.http.post(f"/runs/{RUN}/steps", json=step)).status_code == 200
-    recorder = Recorder(store, cache_bytes=10**6, implicit=False, clock=store.clock)
+    recorder = Recorder(store, cache_bytes=10**6, implicit=False)
     assert await recorder.end_timed_out() == 0
     found = await store.complete("t", status="completed", **(END | {"now": await store.now()}))
     [posted] = await store.runs.steps(RUN, start=0, limit=9)

@@ -69,22 +69,31 @@ async def test_nor_one_that_the_store_is_ahead_of_and_it_asks_only_where_time_se
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=["wall", "idle"])
-async def test_nor_one_whose_store_is_ahead_of_this_machine(limits: Limits) -> None:
-    """Its clock was set, or another Redis took over: turns are stamped by the store's clock, too."""
-    store = await begun(limits, time.time())
-    replica = recorder(store)
+async def test_nor_one_whose_stores_clock_was_set_forward(limits: Limits) -> None:
+    """Or another Redis took over, whose clock is ahead."""
+    store = await begun(limits, 1000.0)
+    set_by_s, replica = AHEAD_S, recorder(store, AHEAD_S)
+
+    async def earliest() -> float:
+        return await store.now() - set_by_s
+
+    store.earliest = earliest  # type: ignore[method-assign]
     store.at += AHEAD_S
     await replica.enter("t")
-    assert (await store.session("t")).status == "open" and store.asked == 1
+    assert (await store.session("t")).status == "open" and await replica.end_timed_out(now=await store.earliest()) == 0
+    store.at += 600.0
+    with pytest.raises(BudgetSpent):
+        await replica.enter("t")
+    await replica.close()
 
 
 class Runner(SimpleNamespace):
-    """What a request needs of its service. ended: what it has ended. times: what its two clocks will say."""
+    """What a request needs of its service. ended: what it has ended. times: what its store's clock will say."""
 
     def __init__(self, *times: float | StenoError, clock: float = 10.0) -> None:
-        super().__init__(recorder=self, clock=lambda: clock, times=list(times), ended=[])
+        super().__init__(recorder=self, store=self, clock=lambda: clock, times=list(times), ended=[])
 
-    async def earlier_now(self) -> float:
+    async def earliest(self) -> float:
         now = self.times.pop(0)
         if isinstance(now, StenoError):
             raise now

@@ -38,7 +38,7 @@ async def opened(*trial_ids: str) -> Counting:
 
 async def test_100_000_refusals_are_one_write_of_bounded_size() -> None:
     store = await opened("t")
-    notes = NoteWriter(store, clock=lambda: 5.0)
+    notes = NoteWriter(store)
     worth = [notes.refused("t", BadRequest(f"field{n % 1000}: " + "x" * 500)) for n in range(100_000)]
     assert sum(worth) == MOST_NOTES + 1  # lines in the log
     await notes.flush()

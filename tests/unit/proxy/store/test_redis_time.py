@@ -76,6 +76,26 @@ async def test_it_follows_a_clock_that_was_set_or_another_redis_with_another_clo
     assert abs(machine.off_s()) <= 0.02, "half of the time that the answer took"
 
 
+async def test_what_was_stamped_before_a_clock_was_set_forward_is_as_old_as_it_is() -> None:
+    machine = Machine()
+    await machine.clock.ask()
+    stamped, since = machine.clock.now(), machine.steady
+    machine.ahead_s = 3600.0
+    await machine.clock.ask()
+    assert machine.clock.now() - stamped == 3600.0
+    assert machine.clock.earliest() - stamped == machine.steady - since
+    machine.ahead_s = -60.0
+    await machine.clock.ask()
+    assert machine.clock.earliest() == machine.clock.now(), "set back: it is older than it seems"
+
+
+async def test_a_redis_that_is_ahead_of_this_machine_all_the_time_is_no_clock_that_was_set() -> None:
+    machine = Machine()
+    machine.ahead_s = 3600.0
+    await machine.clock.ask()
+    assert machine.clock.earliest() == machine.clock.now()
+
+
 async def test_the_next_answer_that_comes_soon_mends_what_a_slow_first_one_left() -> None:
     machine = Machine()
     machine.back_s = 4.0

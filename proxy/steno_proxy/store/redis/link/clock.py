@@ -28,9 +28,15 @@ class RedisClock:
         self._link = link
         self._steady = steady
         self._ahead_s = time.time() - steady()  # how far Redis's clock is ahead of `steady`
+        self._least_s: float | None = None  # the least that it was; None: Redis has not answered
 
     def now(self) -> float:
         return self._steady() + self._ahead_s
+
+    def earliest(self) -> float:
+        """The time by Redis's clock as it was before it was set forward, or before a Redis whose clock is ahead took over: what
+        was stamped then is as old by it as it is."""
+        return self._steady() + (self._ahead_s if self._least_s is None else self._least_s)
 
     async def ask(self) -> float:
         """Redis's time. If `now` can't be right, it follows. How long the answer took to come back is unknown, so an answer that
@@ -43,4 +49,5 @@ class RedisClock:
         least, most = there - self._steady(), there - before
         if not least <= self._ahead_s <= most:
             self._ahead_s = (least + most) / 2
+        self._least_s = self._ahead_s if self._least_s is None else min(self._least_s, self._ahead_s)
         return there
