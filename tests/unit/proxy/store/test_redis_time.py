@@ -89,6 +89,20 @@ async def test_what_was_stamped_before_a_clock_was_set_forward_is_as_old_as_it_i
     assert machine.clock.earliest() == machine.clock.now(), "set back: it is older than it seems"
 
 
+async def test_two_clocks_that_drift_apart_are_none_that_was_set() -> None:
+    machine = Machine()
+    for _ in range(100):
+        await machine.clock.ask()
+        machine.ahead_s += 0.5
+    await machine.clock.ask()
+    assert machine.clock.earliest() == pytest.approx(machine.clock.now())
+    machine.ahead_s += 3600.0
+    await machine.clock.ask()
+    machine.ahead_s += 0.5
+    await machine.clock.ask()
+    assert machine.clock.now() - machine.clock.earliest() == pytest.approx(3600.0)
+
+
 async def test_a_redis_that_is_ahead_of_this_machine_all_the_time_is_no_clock_that_was_set() -> None:
     machine = Machine()
     machine.ahead_s = 3600.0

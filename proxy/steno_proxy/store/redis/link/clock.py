@@ -11,6 +11,9 @@ _STEADY = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None)
 """A clock of this machine that nobody sets, and that counts the time for which it was suspended. None: Windows, where
 `time.monotonic` does."""
 
+DRIFT_S = 1.0
+"""A change of less between two answers is no clock that was set: two clocks drift apart by a minute in some weeks."""
+
 
 def _steady() -> float:
     return time.monotonic() if _STEADY is None else time.clock_gettime(_STEADY)
@@ -28,7 +31,7 @@ class RedisClock:
         self._link = link
         self._steady = steady
         self._ahead_s = time.time() - steady()  # how far Redis's clock is ahead of `steady`
-        self._least_s: float | None = None  # the least that it was; None: Redis has not answered
+        self._least_s: float | None = None  # the least that it was, drift left out; None: Redis has not answered
 
     def now(self) -> float:
         return self._steady() + self._ahead_s
@@ -46,8 +49,12 @@ class RedisClock:
         before = self._steady()
         seconds, micros = await self._link.call(self._link.client.time())
         there = float(seconds) + float(micros) / 1e6
-        least, most = there - self._steady(), there - before
-        if not least <= self._ahead_s <= most:
+        least, most, known = there - self._steady(), there - before, self._ahead_s
+        if not least <= known <= most:
             self._ahead_s = (least + most) / 2
-        self._least_s = self._ahead_s if self._least_s is None else min(self._least_s, self._ahead_s)
+        if self._least_s is None:
+            self._least_s = self._ahead_s
+        elif abs(self._ahead_s - known) < DRIFT_S:
+            self._least_s += self._ahead_s - known
+        self._least_s = min(self._least_s, self._ahead_s)
         return there
