@@ -8,6 +8,7 @@ from typing import Any
 
 from steno_proxy.store.memory.store import MemoryStore
 from tests.integration.http.conftest import Proxy, running
+from tests.support.contracts.policy import spec
 from tests.support.workers.parrot import ParrotEngine, Say
 
 BEHIND_S = 3600.0
@@ -38,10 +39,10 @@ async def got(proxy: Proxy, path: str) -> Any:
 async def test_whatever_a_proxy_records_has_its_stores_time() -> None:
     async with running(ParrotEngine(lambda request: Say("abcd")), store=Behind()) as proxy:
         before = time.time() - BEHIND_S
-        spec = {"group_id": "g", "run_id": "r", "size": 2}
+        group = {"group_id": "g", "run_id": "r", "size": 2}
         limited = {"run_id": "r", "limits": {"max_turns": 1}}
         assert (await proxy.http.post("/sessions/limited", json=limited)).status_code == 200
-        assert (await proxy.http.post("/groups", json=spec)).status_code == 200
+        assert (await proxy.http.post("/groups", json=group)).status_code == 200
         assert (await proxy.http.post("/sessions/t", json={"run_id": "r"})).status_code == 200
         for trial_id in ("t", "g.0", "by-itself", "limited"):
             assert (await proxy.chat(trial_id, "hello")).status_code == 200
@@ -67,3 +68,12 @@ async def test_whatever_a_proxy_records_has_its_stores_time() -> None:
         assert len(found["/sessions/t"]) == 5 and len(found["/sessions/t/turns"]) == 4, found
         for path, stamps in found.items():
             assert stamps and all(before - 0.001 <= stamp <= after + 0.001 for stamp in stamps), (path, before, stamps)
+
+
+async def test_so_has_a_policy_update_whose_deadline_replicas_share() -> None:
+    async with running(store=Behind()) as proxy:
+        before = time.time() - BEHIND_S
+        answer = await proxy.http.post("/policy/updates", json=spec().model_dump(mode="json"))
+        assert answer.status_code == 202, answer.text
+        [head] = await proxy.store.policies.heads()
+        assert before <= head.since <= time.time() - BEHIND_S
