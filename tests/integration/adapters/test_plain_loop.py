@@ -165,7 +165,7 @@ def test_fields_that_are_withheld_reach_the_reward_function_alone(stack: Stack, 
 
 
 @pytest.mark.parametrize(
-    ("tasks", "said"), [([{"colour": "red"}], "no task_id"), ([{"task_id": "x"}] * 2, "two are named 'x'")]
+    ("tasks", "said"), [([{"colour": "red"}], "no task_id"), ([{"task_id": "x"}] * 2, "two tasks are named 'x'")]
 )
 def test_tasks_need_names_of_their_own(stack: Stack, tasks: list[dict[str, str]], said: str) -> None:
     with Collector(stack.url, "named", agent=talk) as collector, pytest.raises(BadRequest, match=said):

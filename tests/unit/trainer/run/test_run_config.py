@@ -72,7 +72,7 @@ def test_combinations_that_can_not_be_are_refused_by_name(fields: dict[str, Any]
 
 
 def test_offline_a_push_is_refused_since_there_is_none_and_not_for_its_staleness() -> None:
-    with pytest.raises(ConfigError, match=r"push_every: got 5, needs weights that are pushed.*offline is true"):
+    with pytest.raises(ConfigError, match=r"push_every: got 5, needs pushes of weights.*offline is true"):
         settings(offline=True, push_every=5).check()
     with pytest.raises(ConfigError, match=r"transport: got stream.*records is a\.jsonl"):
         settings(records="a.jsonl", transport="stream").check()
