@@ -34,7 +34,7 @@ def bad(check: str, message: str, advice: str) -> Finding:
 
 
 MAX_SKEW_S = 2.0
-"""Deadlines and idle times are compared between machines; they are seconds long at the least."""
+"""Records have Redis's time and logs each machine's: they can be read together only if these agree."""
 
 
 def clock(check: str, skew_s: float, uncertainty_s: float) -> Finding:
@@ -42,4 +42,6 @@ def clock(check: str, skew_s: float, uncertainty_s: float) -> Finding:
     text = f"differs by {skew_s:+.1f} s from this machine's (± {uncertainty_s:.1f} s)"
     if abs(skew_s) - uncertainty_s <= MAX_SKEW_S:
         return ok(check, text)
-    return bad(check, text, "run NTP (chrony, systemd-timesyncd) on both: deadlines and idle times are compared")
+    return bad(
+        check, text, "run NTP (chrony, systemd-timesyncd) on both: records have Redis's time, logs each machine's"
+    )
