@@ -24,15 +24,18 @@ AHEAD_S = 3600.0
 
 
 class Timed(MemoryStore):
-    """Its clock says `at`. asked: how often it was asked."""
+    """Its clock says `at`, and was set forward by `set_by_s`. asked: how often it was asked."""
 
     def __init__(self, at: float) -> None:
         super().__init__()
-        self.at, self.asked = at, 0
+        self.at, self.set_by_s, self.asked = at, 0.0, 0
 
     async def now(self) -> float:
         self.asked += 1
         return self.at
+
+    async def earliest(self) -> float:
+        return await self.now() - self.set_by_s
 
 
 async def begun(limits: Limits, at: float) -> Timed:
@@ -72,12 +75,8 @@ async def test_nor_one_that_the_store_is_ahead_of_and_it_asks_only_where_time_se
 async def test_nor_one_whose_stores_clock_was_set_forward(limits: Limits) -> None:
     """Or another Redis took over, whose clock is ahead."""
     store = await begun(limits, 1000.0)
-    set_by_s, replica = AHEAD_S, recorder(store, AHEAD_S)
-
-    async def earliest() -> float:
-        return await store.now() - set_by_s
-
-    store.earliest = earliest  # type: ignore[method-assign]
+    replica = recorder(store)
+    store.set_by_s = AHEAD_S
     store.at += AHEAD_S
     await replica.enter("t")
     assert (await store.session("t")).status == "open" and await replica.end_timed_out(now=await store.earliest()) == 0
